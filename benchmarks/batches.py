@@ -27,7 +27,7 @@ from draftwood import LLM, Completion, SamplingParams
 from draftwood.bench.records.machine import describe_machine
 from draftwood.bench.tasks.load import load_tasks
 from draftwood.config import QUANTIZE, ModelOptions
-from draftwood.engine.turns import Turns
+from draftwood.engine.ways import Ways
 from draftwood.errors import DraftwoodError
 from draftwood.prompts import prompt_ids
 from draftwood.targets.load import Loaded, load_target
@@ -150,24 +150,18 @@ def parse_drafter(text: str) -> tuple[str, dict[str, Any]]:
 
 def set_turns(turns: str) -> None:
     """Fixes whether the requests of a batch take turns."""
-    if turns == "auto":
-        Turns.pay = _pay  # type: ignore[method-assign]
-    else:
-        Turns.pay = lambda _, num_requests: turns == "always" and num_requests > 1  # type: ignore[method-assign]
-
-
-_pay = Turns.pay
+    Ways.turns = {"auto": (False, True), "always": (True,), "never": (False,)}[turns]
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """A row for each drafter and batch size: times plain decoding by task, and the worst task last."""
+    """A row for each batch size, drafter and turns: times plain decoding in the mean and by task."""
     tasks = list(dict.fromkeys(cell.task for cell in cells))
     lines = ["| batch | drafter | turns | mean | " + " | ".join(tasks) + " | tokens/s | tau | nodes | host | equal |"]
     lines.append("| --- " * (9 + len(tasks)) + "|")
-    for (batch, drafter, turns), group in itertools.groupby(
-        sorted(cells, key=lambda cell: cell.batch), key=lambda cell: (cell.batch, cell.drafter, cell.turns)
-    ):
-        lines.append(_row(batch, drafter, turns, list(group), tasks))
+    rows: dict[tuple[int, str, str], list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.batch):
+        rows.setdefault((cell.batch, cell.drafter, cell.turns), []).append(cell)
+    lines += [_row(*row, group, tasks) for row, group in rows.items()]
     return "\n".join(lines)
 
 
@@ -232,7 +226,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--rounds", type=int, default=2, help="timed runs")
-    parser.add_argument("--turns", type=names, default=["auto"], help=f"some of {','.join(TURNS)}: see engine/turns.py")
+    parser.add_argument("--turns", type=names, default=["auto"], help=f"some of {','.join(TURNS)}: see engine/ways.py")
     parser.add_argument("--alone", action="store_true", help="compare with plain decoding of one request at a time")
     parser.add_argument("--dtype", default="bfloat16", choices=("auto", "float32", "float16", "bfloat16"))
     parser.add_argument("--quantize", choices=QUANTIZE)

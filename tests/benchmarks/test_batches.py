@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.engine.turns import Turns
+from draftwood.engine.ways import Ways
 from tests.tools.script import load_script
 
 
 def test_every_cell_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    batches, pay = load_script("batches"), Turns.pay
+    batches, turns = load_script("batches"), Ways.turns
     lines = [json.dumps({"id": name, "turns": ["one two one two"]}) for name in "ab"]
     (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "cells.json"
     wanted = ["plain", "goose:budget=4", "--model", "tiny", "--data", str(tmp_path), "--batches", "1,3", "--alone"]
     fast = ["--max-tokens", "6", "--rounds", "1", "--device", "cpu", "--dtype", "float32", "--turns", "auto,never"]
     assert batches.main([*wanted, *fast, "--out", str(out)]) == 0
-    Turns.pay = pay  # type: ignore[method-assign]
+    Ways.turns = turns
     cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
     assert [(cell["batch"], cell["drafter"], cell["turns"]) for cell in cells] == [
         (batch, drafter, turns)

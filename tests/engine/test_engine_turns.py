@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,7 @@ import pytest
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest
-from draftwood.engine.turns import MIN_REQUESTS, Turns
-from draftwood.engine.worth import Worth
+from draftwood.engine.ways import MIN_IN_TURNS, Ways
 from draftwood.errors import CapabilityError
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment
 from draftwood.targets.native.decoder import pack
@@ -20,13 +19,13 @@ from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 
-PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_REQUESTS + 3)]
+PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_IN_TURNS + 3)]
 
 
 @pytest.fixture(autouse=True)
 def always_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the host and the target of this machine take."""
-    monkeypatch.setattr(Turns, "pay", lambda _, num_requests: num_requests >= MIN_REQUESTS)
+    monkeypatch.setattr(Ways, "turns", (True,))
 
 
 class LateFlight(PendingPass):
@@ -91,10 +90,8 @@ def run(
     drafter: str = "goose",
     budget: int = 6,
     codec: ByteTokenizer | None = None,
-    prepare: Callable[[Engine], None] = lambda _: None,
 ) -> list[list[int]]:
     engine = Engine(target, codec or ByteTokenizer(), EngineOptions(budget=budget, max_batch=len(PROMPTS)))
-    prepare(engine)
     factory = make_factory(drafter, {}, target.info)
     ids = []
     for prompt, wanted in zip(PROMPTS, params, strict=False):
@@ -106,21 +103,6 @@ def run(
         tokens[event.request_id] += event.token_ids
     assert not engine.has_work
     return list(tokens.values())
-
-
-@pytest.mark.parametrize("drafts", [True, False])
-def test_turns_with_drafts_say_nothing_about_plain_decoding(drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that is busy with drafts is not busy without them."""
-    monkeypatch.setattr(Turns, "pay", lambda turns, _: turns.are_taken)
-    monkeypatch.setattr(Turns, "note", lambda *_: None)
-    monkeypatch.setattr(Worth, "of_drafts", lambda *_: drafts)
-    target = LateTarget.made()
-
-    def take_turns_with_drafts(engine: Engine) -> None:
-        engine._turns[True].are_taken = True
-
-    run(target, [SamplingParams(max_tokens=8)] * len(PROMPTS), prepare=take_turns_with_drafts)
-    assert target.most_at_once == (2 if drafts else 1)
 
 
 @pytest.mark.parametrize("drafter", ["plain", "goose", "recycling"])
@@ -167,7 +149,7 @@ def test_halves_join_for_new_request_that_reads_logits() -> None:
 
 def test_few_requests_share_every_pass() -> None:
     late = LateTarget.made()
-    run(late, [SamplingParams(max_tokens=8)] * (MIN_REQUESTS - 1))
+    run(late, [SamplingParams(max_tokens=8)] * (MIN_IN_TURNS - 1))
     assert late.most_at_once == 1
 
 

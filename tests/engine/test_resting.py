@@ -21,7 +21,7 @@ from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.sam import SuffixDrafter
 from draftwood.drafters.sps import SmallModelDrafter
 from draftwood.engine import Engine, GenerationRequest
-from draftwood.engine.worth import Worth
+from draftwood.engine.ways import TOGETHER, Way, Ways
 from draftwood.sizing.sizer import Sizer
 from draftwood.targets.base import Target
 from draftwood.targets.tiny import tiny_target
@@ -64,7 +64,7 @@ class Calls:
         monkeypatch.setattr(drafter, "proposes_alone", True)
         monkeypatch.setattr(drafter, "observes_alone", True)
         monkeypatch.setattr(Sizer, "is_pausing", property(is_pausing))
-        monkeypatch.setattr(Worth, "of_drafts", lambda *_: True)  # whatever it measures here
+        monkeypatch.setattr(Ways, "of", lambda *_: TOGETHER)  # whatever it measures here
 
 
 def run(name: str, num_tokens: int = 40, target: Target | None = None) -> list[list[int]]:
@@ -152,7 +152,8 @@ class TestLeaving:
     def test_is_not_called_again(self, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
         plain = run("plain")
         cycles = itertools.count()
-        monkeypatch.setattr(Worth, "of_drafts", lambda *_: next(cycles) not in range(12, 16))  # one trial, then again
+        monkeypatch.setattr(Ways, "of", lambda *_: Way(next(cycles) not in range(12, 16), turns=False))
+        monkeypatch.setattr(Ways, "is_trial", lambda *_: False)
         target = tiny_target()
         tapped = list[int]()
         set_taps = target.set_taps
@@ -164,8 +165,23 @@ class TestLeaving:
         assert tapped[0] == 1
         assert tapped[-1] == 0
 
+    def test_stays_if_drafts_are_left_out_for_a_trial(
+        self, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It reads what is emitted meanwhile, and proposes again afterwards."""
+        plain = run("plain")
+        cycles = itertools.count()
+        monkeypatch.setattr(Ways, "of", lambda *_: Way(next(cycles) not in range(12, 16), turns=False))
+        monkeypatch.setattr(Ways, "is_trial", lambda *_: True)
+        assert run("goose") == plain
+        methods = [method for method, _ in calls]
+        last = len(methods) - 1 - methods[::-1].index("propose")
+        assert methods.index("end") > last - 2 * len(PROMPTS)  # at the end of their requests, not of the trial
+        assert methods.count("propose") == methods.count("observe")
+
     def test_from_the_first_token(self, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Worth, "of_drafts", lambda *_: False)
+        monkeypatch.setattr(Ways, "of", lambda *_: Way(drafts=False, turns=False))
+        monkeypatch.setattr(Ways, "is_trial", lambda *_: False)
         assert run("goose") == run("plain")
         assert not calls  # not even its prompt was shown to it
 
@@ -174,8 +190,9 @@ class TestLeaving:
     ) -> None:
         counted = list[bool]()
         cycles = itertools.count()
-        monkeypatch.setattr(Worth, "of_drafts", lambda *_: next(cycles) > 20)
-        monkeypatch.setattr(Worth, "note", lambda *_, counts: counted.append(counts))
+        monkeypatch.setattr(Ways, "of", lambda *_: Way(next(cycles) > 20, turns=False))
+        monkeypatch.setattr(Ways, "is_trial", lambda *_: False)
+        monkeypatch.setattr(Ways, "note", lambda *_, counts: counted.append(counts))
         run("goose")
         assert any(counted)
         assert not counted[-1]

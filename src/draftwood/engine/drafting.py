@@ -7,33 +7,35 @@ from draftwood.engine.session import Session
 from draftwood.tree import DraftTree
 
 
-def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
+def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = False) -> list[Session]:
     """Lets the drafter of every session propose a tree (``session.offered``). A drafter that fails ends its session.
 
     Returns the sessions that have one: not those that are still reading their prompt. ``drafts``: False lets all
-    drafters rest that may.
+    drafters rest that may. Those that cannot come back leave; if it is only a trial, they go on reading and propose
+    nothing.
     """
     drafting = list[Session]()
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in sessions:
         drafter, sizer = session.drafter, session.sizer
-        if not drafts and session.may_rest and drafter.can_leave:
+        is_out = not drafts and session.may_rest
+        waits = is_out and is_trial and drafter.can_leave and not session.has_left
+        if is_out and drafter.can_leave and not waits:
             session.leave()
         if session.is_prefilling:  # logits and hidden states of prompts cost something too
-            session.is_resting = session.has_left or (not drafts and session.may_rest)
+            session.is_resting = session.has_left or (is_out and not waits)
             continue
         if session.error is not None:
             continue
         drafting.append(session)
         if session.has_left or (
-            drafter.can_rest
-            and (not session.drafts or (sizer is not None and (sizer.is_pausing or (not drafts and session.may_rest))))
+            drafter.can_rest and (not session.drafts or (sizer is not None and (sizer.is_pausing or is_out)))
         ):
             session.rest()
             continue
         if (session.is_resting or not session.has_begun) and not session.wake():
             continue
-        session.num_wanted = _count_wanted(session)
+        session.num_wanted = 1 if waits else _count_wanted(session)
         if session.draft_group is None:
             _draft_one(session)
         else:

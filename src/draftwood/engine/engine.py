@@ -21,8 +21,8 @@ from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
 from draftwood.engine.step import Finished, begin, finish, write_out
-from draftwood.engine.turns import Turns
-from draftwood.engine.worth import Worth
+from draftwood.engine.ways import Batch, Ways
+from draftwood.engine.ways import Finished as FinishedPass
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
@@ -43,8 +43,7 @@ class Engine:
         self._in_flight: Pass | None = None
         self._late_error: Exception | None = None
         self._lane = 0
-        self._worth = Worth()
-        self._turns = {True: Turns(), False: Turns()}  # with drafts, without: the host has other work then
+        self._ways = Ways()
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -161,9 +160,7 @@ class Engine:
         """
         with self._lock:
             if not self._scheduler.running:
-                self._worth.rest()
-                for turns in self._turns.values():
-                    turns.rest()
+                self._ways.rest()
             self._scheduler.admit()
             self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.sessions)))
             if self._scheduler.has_work and not self._scheduler.running:
@@ -183,7 +180,7 @@ class Engine:
         """Runs a cycle: all of it, or with the next pass already running, where passes do not block the host.
 
         Where the host is slower than the target, the drafts of one half are made while the target verifies those of the
-        other (turns.py). Logits can be read only after the following pass too, so requests that read logits, or whose
+        other (ways.py). Logits can be read only after the following pass too, so requests that read logits, or whose
         draft model runs on the same device, gain nothing and run together. Then the next pass is launched before the
         tokens of the last one are written out.
         """
@@ -192,9 +189,7 @@ class Engine:
             launched = self._begin(running, before_launch=before_wait)
             return [] if launched is None else write_out(self._finish(launched))
         self._raise_late()
-        if self._turns[self._drafts].pay(len(running)) and not any(
-            session.reads_logits or session.drafts_with_model for session in running
-        ):
+        if self._ways.of(self._batch()).turns:
             return self._take_turns(running, before, before_wait)
         self._in_flight = None
         launched = self._begin(running) if before is None else before
@@ -218,26 +213,33 @@ class Engine:
         return [] if before is None else write_out(self._finish(before))
 
     def _finish(self, launched: Pass) -> Finished:
-        finished = finish(self.target, launched)
-        self._turns[self._drafts].note(launched.times.waiting)
-        self._turns[not self._drafts].rest()
+        finished, batch = finish(self.target, launched), self._batch()
         tokens = sum([len(each.block.token_ids) for each in finished.accepted])
-        sessions, num_running = launched.sessions, len(self._scheduler.running)
-        counts = all(session.may_rest for session in sessions)
-        if counts and self._drafts:
-            counts = not all(session.has_left for session in sessions)  # nothing is drafted until new requests come
-        self._worth.note(num_running, tokens, finished.num_read, counts=counts)
+        # Where all drafters have left, nothing is drafted until new requests come.
+        have_left = any(session.has_left for session in launched.sessions) and not any(
+            session.may_rest and not session.has_left for session in launched.sessions
+        )
+        counts = not (have_left and self._ways.of(batch).drafts)
+        self._ways.note(batch, FinishedPass(tokens, finished.num_read, launched.times.waiting), counts=counts)
         return finished
 
     def _begin(
         self, sessions: Sequence[Session], lane: int = 0, before_launch: Callable[[], None] = lambda: None
     ) -> Pass | None:
-        return begin(self.target, sessions, lane, drafts=self._drafts, before_launch=before_launch)
+        batch = self._batch()
+        drafts, is_trial = self._ways.of(batch).drafts, self._ways.is_trial(batch)
+        launched = begin(self.target, sessions, lane, drafts=drafts, is_trial=is_trial, before_launch=before_launch)
+        if launched is not None and not launched.flight.was_ready:
+            self._ways.rest()
+        return launched
 
-    @property
-    def _drafts(self) -> bool:
-        """Whether as many requests as run now should draft."""
-        return self._worth.of_drafts(len(self._scheduler.running))
+    def _batch(self) -> Batch:
+        """The requests that run now."""
+        running = self._scheduler.running
+        may_turn = self.target.num_lanes > 1 and not any(
+            session.reads_logits or session.drafts_with_model for session in running
+        )
+        return Batch(len(running), any(session.may_rest for session in running), may_turn)
 
     def _run_ahead(self) -> None:
         """Launches the next pass, unless events still read logits of the last one. Drafts of a model are made before

@@ -3,7 +3,7 @@
 Every drafted cycle of a request is booked in tokens: those that guesses added to the output, less those that plain
 decoding emits in the time that drafting, verifying and learning took. A request that has lost ``MAX_LOSS`` pauses: it
 decodes plainly for a while and tries again. A pause is twice as long as the one before, unless drafts gained
-``MIN_GAIN`` in between. So where drafts do not pay and the known costs are right, little is lost; engine/worth.py
+``MIN_GAIN`` in between. So where drafts do not pay and the known costs are right, little is lost; engine/ways.py
 measures whole batches, whatever the known costs say. Low estimates alone do not cause a pause: drafters have to learn
 before their estimates are good.
 

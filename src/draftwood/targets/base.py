@@ -90,6 +90,8 @@ class ForwardOutput(NamedTuple):
 class PendingPass(ABC):
     """A pass that was started."""
 
+    was_ready: bool = True  # False: it had to be prepared first, so its time says nothing about later ones
+
     @abstractmethod
     def wait(self) -> ForwardOutput:
         """Waits for the result. Call it before the next pass of the same lane is launched, or the result must be

@@ -171,6 +171,7 @@ class CudaDecoder(Decoder):
         if shape not in self._passes:
             shape = self._detour(shape)
         captured = self._passes.get(shape)
+        was_ready = captured is not None and (captured.graph is not None or shape.num_rows > MAX_CAPTURED)
         with on_device(self._device):
             if captured is None:
                 self._move_now()  # a first run may fail, and moves must not be applied twice
@@ -187,6 +188,7 @@ class CudaDecoder(Decoder):
             if captured.done is not None:
                 record(captured.done, self._device)
         flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
+        flight.was_ready = was_ready
         return flight
 
     @torch.inference_mode()

@@ -1,0 +1,231 @@
+"""How the requests of a batch run: with drafts or without, all in one pass or in two halves that take turns.
+
+Sizes of trees are chosen by what single guesses cost (sizing/). What drafts cost a whole batch is more than their sum:
+the host may become slower than the target, passes of other sizes may have to be prepared. And where the host's work
+takes as long as a pass, one half of the requests can be drafted while the target verifies the trees of the other; but
+two halves need two passes, and a pass over half as many positions takes hardly less time.
+
+So batches measure it: tokens per second of each way. The quickest stays; the others are tried again now and then, after
+twice the time whenever they lose. Turns are only tried where the host is busy.
+
+Rates depend on the number of requests, so each power of two has its own. Batches of another size than before begin with
+the way of the nearest one, and try the others soon.
+
+Passes that read prompts take longer with drafts too. They come by chance, so they are counted apart: what they take
+more than other passes, for each token of a prompt. As many prompt tokens as are read for each token of an answer are
+then a part of what that one takes.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MIN_REQUESTS = 4  # fewer: sizes and pauses of single requests are enough
+MIN_IN_TURNS = 8  # fewer share one pass, whose time hardly depends on their number
+BUSY = 0.55  # share of the time that the host waits, below which turns may pay
+TRIAL = {True: 12, False: 8}  # passes: with drafts, without
+CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
+UNCOUNTED = 2  # passes after a change, which still belong to the way before
+FIRST_STAY, MAX_STAY = 128, 8192  # passes until another way is tried again
+AFTER_CLEAR = 4  # times as many after a clear trial
+DECAY = 0.98  # per pass
+MAX_OUTLIER = 8.0  # times the mean: a longer pass was disturbed
+
+
+class Way(NamedTuple):
+    drafts: bool  # False: drafters that may rest do
+    turns: bool  # one half is drafted while the target verifies the trees of the other
+
+
+TOGETHER = Way(drafts=True, turns=False)
+
+
+class Batch(NamedTuple):
+    """What may be chosen for the requests that run."""
+
+    size: int
+    may_rest: bool  # whether some of them may go without drafts
+    may_turn: bool  # whether they may take turns
+
+    def ways(self, turns: tuple[bool, ...]) -> tuple[Way, ...]:
+        """In the order in which they are tried first."""
+        halves = [each for each in turns if not each or (self.may_turn and self.size >= MIN_IN_TURNS)] or [False]
+        drafts = (True, False) if self.may_rest and self.size >= MIN_REQUESTS else (True,)
+        return tuple(Way(own, half) for half in halves for own in drafts)
+
+
+class Finished(NamedTuple):
+    """A pass of a batch."""
+
+    tokens: int  # of answers that it emitted
+    num_read: int  # tokens of prompts in it
+    waited: float  # seconds that the host waited for it
+
+
+@dataclass(slots=True)
+class Rate:
+    """Decayed sums over passes."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    waited: float = 0.0
+    passes: float = 0.0
+
+    def note(self, tokens: int, seconds: float, waited: float = 0.0) -> None:
+        if self.passes >= 1.0 and seconds * self.passes > MAX_OUTLIER * self.seconds:
+            return
+        if seconds * self.passes * MAX_OUTLIER < self.seconds:  # the ones before were such passes
+            self.tokens = self.seconds = self.waited = self.passes = 0.0
+        self.tokens = DECAY * self.tokens + tokens
+        self.seconds = DECAY * self.seconds + seconds
+        self.waited = DECAY * self.waited + waited
+        self.passes = DECAY * self.passes + 1.0
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+class Choice:
+    """The way of batches of one size."""
+
+    def __init__(self, ways: tuple[Way, ...], start: Way | None = None) -> None:
+        """``start``: a way to begin with, taken over from another size; None: nothing is known."""
+        self.way = ways[0] if start is None else start
+        self.best = start  # the quickest way so far
+        self.is_trial = start is None
+        self._left = self._trial_length  # passes of the trial
+        self._stays = dict.fromkeys(ways, FIRST_STAY)  # passes after which a way is tried again, if it loses
+        self._due = dict.fromkeys(ways, 0 if start is None else FIRST_STAY)  # passes until then
+        self._uncounted = 0
+        self._answering = {way: Rate() for way in ways}
+        self._reading = {way: Rate() for way in ways}  # of prompts, beside answering
+        self._num_read = self._num_emitted = 0.0  # decayed sums
+
+    def note(self, num_requests: int, finished: Finished, seconds: float) -> None:
+        tokens, num_read, waited = finished
+        self._num_read = DECAY * self._num_read + num_read
+        self._num_emitted = DECAY * self._num_emitted + tokens
+        if self._uncounted:
+            self._uncounted -= 1
+            return
+        rate = self._answering[self.way]
+        if num_read:
+            if rate.passes:
+                self._reading[self.way].note(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
+            return
+        rate.note(tokens, seconds, waited)
+        if self.is_trial:
+            self._left -= 1
+            if self._left > 0 and not self._is_clear(num_requests):
+                return
+            self._decide()
+        self._try_next()
+
+    @property
+    def _trial_length(self) -> int:
+        return TRIAL[self.way.drafts] * (2 if self.way.turns else 1)
+
+    def _is_clear(self, num_requests: int) -> bool:
+        num_cycles = (self._trial_length - self._left) * num_requests / (2 if self.way.turns else 1)
+        if self.best is None or num_cycles < max(MIN_CYCLES, 3 * num_requests):
+            return False
+        if self._num_read >= 1.0 and not self._reading[self.way].passes:
+            return False  # what it takes to read prompts in this way is not known
+        return not 1.0 / CLEAR < self._seconds(self.way) / self._seconds(self.best) < CLEAR
+
+    def _seconds(self, way: Way) -> float:
+        """For each token of an answer, with the prompt tokens that are read for it."""
+        reading = next((each for each in (self._reading[way], *self._reading.values()) if each.passes), None)
+        seconds = 1.0 / max(self._answering[way].per_second, 1e-9)
+        if reading is not None:
+            seconds += self._num_read / max(self._num_emitted, 1.0) * reading.seconds / reading.tokens
+        return seconds
+
+    def _decide(self) -> None:
+        """After a trial the quicker way stays, and the other one is tried again later."""
+        self.is_trial = False
+        tried, before = self.way, self.best
+        if before is None:
+            self.best = tried
+            return
+        if not self._answering[before].passes:  # a way that was taken over, before it was measured
+            self._due[tried], self.best = 0, None
+            self._start_trial(before)
+            return
+        won = self._seconds(tried) < self._seconds(before)
+        self.best, lost = (tried, before) if won else (before, tried)
+        stay = FIRST_STAY if won else self._stays[lost]
+        self._stays[lost] = min(2 * stay, MAX_STAY)
+        is_clear = self._seconds(lost) > CLEAR * self._seconds(self.best)
+        self._due[lost] = min(AFTER_CLEAR * stay if is_clear else stay, MAX_STAY)
+        self._change(self.best)
+
+    def _try_next(self) -> None:
+        """Starts the next trial, if one is due."""
+        if self.is_trial:
+            return
+        for way in self._due:
+            self._due[way] -= 1
+        due = [way for way, left in self._due.items() if left <= 0 and way != self.best and self._may_pay(way)]
+        if due:
+            self._answering[due[0]] = Rate()
+            self._start_trial(due[0])
+
+    def _may_pay(self, way: Way) -> bool:
+        """Turns are of no use to a host that waits for the target, and gain little."""
+        together = way._replace(turns=False)
+        if not way.turns or together not in self._answering or self.best is None:
+            return True
+        rate = self._answering[together]
+        is_busy = rate.passes > 0.0 and rate.waited < BUSY * rate.seconds
+        return is_busy and self._seconds(together) < CLEAR * self._seconds(self.best)
+
+    def _start_trial(self, way: Way) -> None:
+        self.is_trial = True
+        self._change(way)
+        self._left = self._trial_length
+
+    def _change(self, way: Way) -> None:
+        if way != self.way:
+            self.way = way
+            self._uncounted = UNCOUNTED
+
+
+class Ways:
+    turns: tuple[bool, ...] = (False, True)  # what may be tried
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last: float | None = None  # when the pass before was finished
+        self._choices: dict[tuple[tuple[Way, ...], int], Choice] = {}  # by the number of requests: the power of two
+
+    def of(self, batch: Batch) -> Way:
+        ways = batch.ways(self.turns)
+        return ways[0] if len(ways) == 1 else self._choice(ways, batch.size).way
+
+    def is_trial(self, batch: Batch) -> bool:
+        """Whether that way is only tried."""
+        ways = batch.ways(self.turns)
+        return len(ways) > 1 and self._choice(ways, batch.size).is_trial
+
+    def note(self, batch: Batch, finished: Finished, *, counts: bool = True) -> None:
+        """A pass is finished; ``counts``: it ran as it was chosen."""
+        last, self._last = self._last, self._clock()
+        ways = batch.ways(self.turns)
+        if counts and last is not None and len(ways) > 1:
+            self._choice(ways, batch.size).note(batch.size, finished, self._last - last)
+
+    def rest(self) -> None:
+        """The time until the next pass does not count: nothing runs, or a pass is being prepared."""
+        self._last = None
+
+    def _choice(self, ways: tuple[Way, ...], num_requests: int) -> Choice:
+        size = num_requests.bit_length()
+        if (ways, size) not in self._choices:
+            nearest = min(self._choices, key=lambda other: (abs(other[1] - size), other[0] != ways), default=None)
+            best = None if nearest is None else self._choices[nearest].best
+            start = best if best is None or best in ways else best._replace(turns=ways[0].turns)
+            self._choices[ways, size] = Choice(ways, start if start in ways else None)
+        return self._choices[ways, size]
