@@ -25,6 +25,7 @@ from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine import step as cycle
+from draftwood.engine.ways import TOGETHER
 from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.targets import ForwardOutput, Segment, TargetInfo, TopRows
 from draftwood.targets.cache import KVCache
@@ -153,7 +154,7 @@ def measure(name: str, batch: int, args: argparse.Namespace) -> dict[str, float]
     room = args.prompt + 8 * args.rounds * args.cycles + 256
     target = TableTarget(clock, batch * room + 4096)
     engine = Engine(target, Codec(), EngineOptions(budget=args.budget, max_batch=batch))  # type: ignore[arg-type]
-    engine._worth.of_drafts = lambda _: True  # type: ignore[method-assign]  # the table takes no time: plain would win
+    engine._ways.of = lambda _: TOGETHER  # type: ignore[method-assign]  # the table takes no time: plain would win
     if args.budget == "auto":
         engine._costs = costs(batch, args.nodes)
     rng = np.random.default_rng(1)

@@ -69,7 +69,7 @@ class AcceptanceRecord:
     def _make_room(self) -> None:
         missing = 2 * KINDS_OF_A_SOURCE * len(SOURCE_NUMBERS) - len(self._counts)
         if missing > 0:
-            self._counts.extend([0.0] * missing)
+            self._counts.frombytes(bytes(self._counts.itemsize * missing))
 
     def _place(self, kind: Kind) -> int:
         source, estimate, depth, in_run = kind
