@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,15 @@ def parse_drafter(text: str) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
-        options[key] = int(value) if value.isdigit() else value
+        options[key] = _parse_value(value)
     return name, options
+
+
+def _parse_value(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def set_turns(turns: str) -> None:
