@@ -54,7 +54,7 @@ class NeuralOptions:
     depth: int = 0  # levels below the root; 0: up to 7 for chain and beam, no limit for the others
     top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
     batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
-    threshold: float = 0.6  # `salf`: stop when the expected tokens of another draft pass fall below this
+    threshold: float = 0.4  # `salf`: stop when the expected tokens of another draft pass fall below this
     sharpen: float = 1.0  # greedy requests: temperature at which path probabilities are computed; below 1: sharper
     tree: str = "heuristic"  # `static`: name or file of the shape
     draw: bool = False  # when sampling: draw children instead of choosing the best

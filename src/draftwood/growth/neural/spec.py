@@ -14,7 +14,7 @@ class GrowthOptions:
     depth: int | None = None  # levels below the root; None: 7 for `chain` and `beam`, no limit for the others
     top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
     batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
-    threshold: float = 0.6  # `salf`: the sum of path probabilities below which a draft pass is not worth it
+    threshold: float = 0.4  # `salf`: the sum of path probabilities below which a draft pass is not worth it
     shape: TreeShape | None = None  # `static`
     support: int = 64  # drawn: number of best tokens that children are drawn from
     hit: float = 0.7  # drawn: acceptance rate of a child if its parent is accepted and earlier siblings are not
