@@ -14,6 +14,7 @@ from draftwood import SamplingParams
 from draftwood.config import EngineOptions
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest, prefix, scheduler
+from draftwood.engine.ways import Way, Ways
 from draftwood.errors import CapabilityError
 from draftwood.targets.slots import SlotPool
 from draftwood.targets.tiny import tiny_target
@@ -110,6 +111,20 @@ def test_suspended_requests_go_on_with_the_same_output(drafter: str, suspended: 
     assert requests[0] not in suspended  # the first one always goes on
     engine.clear()
     assert engine.target.can_open(260)
+
+
+@pytest.mark.usefixtures("small_growth")
+@pytest.mark.parametrize("drafter", ["goose", "pld", "blend"])
+def test_requests_that_rested_go_on_after_a_suspension(
+    drafter: str, suspended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafters are told what they missed, although the text was read again meanwhile."""
+    rng = random.Random(1)
+    monkeypatch.setattr(Ways, "of", lambda *_: Way(drafts=rng.random() < 0.5, turns=False))
+    engine = Engine(tiny_target(cache_tokens=300), ByteTokenizer(), EngineOptions(budget="auto", max_batch=8))
+    requests = [submit(engine, prompt, drafter=drafter) for prompt in PROMPTS]
+    assert outputs(engine, requests) == [alone(prompt) for prompt in PROMPTS]
+    assert suspended
 
 
 @pytest.mark.usefixtures("small_growth")

@@ -8,12 +8,13 @@ from draftwood.engine.ways import (
     AFTER_CLEAR,
     FIRST_STAY,
     MAX_STAY,
+    MAX_TRIAL,
     MIN_IN_TURNS,
     MIN_REQUESTS,
     TRIAL,
     UNCOUNTED,
     Batch,
-    Finished,
+    Measured,
     Way,
     Ways,
 )
@@ -50,9 +51,10 @@ class Requests:
         return turns
 
     def finish(self, seconds: float, tokens: int, waited: float = 0.0, num_read: int = 0) -> None:
+        way = self.ways.of(self.batch)
         self.now += seconds
         self.tokens += tokens
-        self.ways.note(self.batch, Finished(tokens, num_read, waited))
+        self.ways.note(self.batch, way, Measured(tokens, num_read, waited))
 
 
 @pytest.mark.parametrize(("rate", "drafts"), [(2.0, True), (1.1, True), (0.9, False), (0.2, False)])
@@ -108,7 +110,7 @@ def test_passes_that_do_not_count_and_idle_time_change_nothing() -> None:
     batch = Requests()
     for _ in range(500):
         batch.now += 100.0
-        batch.ways.note(batch.batch, Finished(0, 0, 0.0), counts=False)
+        batch.ways.note(batch.batch, batch.ways.of(batch.batch), Measured(0, 0, 0.0), counts=False)
         assert batch.ways.of(batch.batch).drafts
         batch.ways.rest()
         batch.finish(1.0, 1)
@@ -123,6 +125,52 @@ def test_what_drafts_cost_prompts_counts(num_read: int) -> None:
         reading = 0.01 if batch.ways.of(batch.batch).drafts else 0.001
         batch.finish(1.0 + reading * num_read, 100, num_read=num_read)
     assert ways.count(num_read < 100) > 0.9 * len(ways)
+
+
+def test_a_trial_that_cannot_be_measured_is_given_up() -> None:
+    """Every pass reads a prompt: drafts stay, as nothing says that plain decoding is quicker."""
+    batch = Requests()
+    batch.run(TRIAL[True] + UNCOUNTED + 1, (1.0, 300), (1.0, 100))
+    assert not batch.ways.of(batch.batch).drafts  # a trial
+    ways = list[bool]()
+    for _ in range(500):
+        ways.append(batch.ways.of(batch.batch).drafts)
+        batch.finish(1.5, 300 if ways[-1] else 100, num_read=50)
+    assert all(ways[MAX_TRIAL * TRIAL[False] :])
+
+
+def test_a_first_prompt_of_few_tokens_does_not_decide_what_prompts_cost() -> None:
+    batch, ways = Requests(), list[bool]()
+    for number in range(1000):
+        ways += batch.run(3, (1.0, 150), (1.0, 100))
+        reading = 0.01 if batch.ways.of(batch.batch).drafts else 0.001
+        num_read = 1 if number < 5 else 400
+        batch.finish(1.0 + reading * num_read, 100, num_read=num_read)
+    assert ways[1500:].count(False) > 0.9 * len(ways[1500:])
+
+
+def test_passes_of_another_way_do_not_count() -> None:
+    batch = Requests()
+    for _ in range(500):
+        batch.now += 1.0
+        way = batch.ways.of(batch.batch)
+        batch.ways.note(batch.batch, way._replace(drafts=not way.drafts), Measured(100, 0, 0.0))
+        assert batch.ways.of(batch.batch) == way
+
+
+def test_a_full_batch_and_one_that_is_nearly_full_decide_together() -> None:
+    batch = Requests(32)
+    batch.run(100, (2.0, 100), (1.0, 100))
+    batch.resize(31)
+    assert not batch.ways.of(batch.batch).drafts
+    assert not batch.ways.is_trial(batch.batch)
+
+
+def test_batches_that_cannot_rest_say_nothing_about_drafts() -> None:
+    batch = Requests(may_turn=True, may_rest=False)
+    batch.run_in_turns(300, host=1.0, device=1.5)
+    batch.batch = batch.batch._replace(may_rest=True)
+    assert batch.ways.is_trial(batch.batch)
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------

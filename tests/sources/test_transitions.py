@@ -146,6 +146,14 @@ def test_unknown_tokens_are_refused(name: str, token: int) -> None:
         TransitionTable(V, K, num_pairs=4).restore(arrays)
 
 
+def test_a_file_with_padding_for_a_token_is_refused() -> None:
+    table = TransitionTable(V, K, num_pairs=4)
+    table.learn([1], [5], *rows(10))
+    arrays = {**table.arrays(), "tokens": np.array([NOTHING])}
+    with pytest.raises(ValueError, match="tokens that the model does not have"):
+        TransitionTable(V, K, num_pairs=4).restore(arrays)
+
+
 def test_its_size_is_counted() -> None:
     small, large = TransitionTable(V, K), TransitionTable(V, K, num_pairs=1000)
     is_compiled = small.compiled is not None

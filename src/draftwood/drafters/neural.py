@@ -165,7 +165,7 @@ class NeuralDrafter(Drafter):
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
         growing = [drafter for drafter in drafters if drafter._frontier is not None]
-        has_grown = bool(growing)
+        grown = growing
         plan = _common_plan(growing)
         while growing:
             segments = [drafter._next_segment() for drafter in growing]
@@ -184,9 +184,9 @@ class NeuralDrafter(Drafter):
         trees = [drafter._finish() for drafter in drafters]
         for drafter in drafters:
             drafter._copy_features()
-        if draft is not None and has_grown:
+        if draft is not None and grown:
             draft.end()
-            for drafter in drafters:
+            for drafter in grown:
                 drafter._draft = draft
         return trees
 

@@ -24,6 +24,8 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = 
             session.leave()
         if session.is_prefilling:  # logits and hidden states of prompts cost something too
             session.is_resting = session.has_left or (is_out and not waits)
+            if drafter.wants_taps and not session.is_resting:
+                session.begin_drafting()  # before the pass: it may find that it does not want them
             continue
         if session.error is not None:
             continue
@@ -33,7 +35,7 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = 
         ):
             session.rest()
             continue
-        if (session.is_resting or not session.has_begun) and not session.wake():
+        if (session.is_resting or session.num_skipped or not session.has_begun) and not session.wake():
             continue
         session.num_wanted = 1 if waits else _count_wanted(session)
         if session.draft_group is None:

@@ -21,8 +21,7 @@ from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
 from draftwood.engine.step import Finished, begin, finish, write_out
-from draftwood.engine.ways import Batch, Ways
-from draftwood.engine.ways import Finished as FinishedPass
+from draftwood.engine.ways import Batch, Measured, Way, Ways
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
@@ -44,6 +43,7 @@ class Engine:
         self._late_error: Exception | None = None
         self._lane = 0
         self._ways = Ways()
+        self._run_as: dict[int, tuple[Batch, Way]] = {}  # by the id of a pass in flight
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -136,6 +136,7 @@ class Engine:
         with self._lock:
             self._inboxes.clear()
             in_flight, self._in_flight, self._late_error = self._in_flight, None, None
+            self._run_as.clear()
             if in_flight is not None:
                 in_flight.flight.wait()  # others may use the target and its lane from now on
             self._scheduler.clear()
@@ -213,31 +214,34 @@ class Engine:
         return [] if before is None else write_out(self._finish(before))
 
     def _finish(self, launched: Pass) -> Finished:
-        finished, batch = finish(self.target, launched), self._batch()
+        batch, way = self._run_as.pop(id(launched))
+        finished = finish(self.target, launched)
         tokens = sum([len(each.block.token_ids) for each in finished.accepted])
         # Where all drafters have left, nothing is drafted until new requests come.
         have_left = any(session.has_left for session in launched.sessions) and not any(
             session.may_rest and not session.has_left for session in launched.sessions
         )
-        counts = not (have_left and self._ways.of(batch).drafts)
-        self._ways.note(batch, FinishedPass(tokens, finished.num_read, launched.times.waiting), counts=counts)
+        counts = not (have_left and way.drafts)
+        self._ways.note(batch, way, Measured(tokens, finished.num_read, launched.times.waiting), counts=counts)
         return finished
 
     def _begin(
         self, sessions: Sequence[Session], lane: int = 0, before_launch: Callable[[], None] = lambda: None
     ) -> Pass | None:
         batch = self._batch()
-        drafts, is_trial = self._ways.of(batch).drafts, self._ways.is_trial(batch)
-        launched = begin(self.target, sessions, lane, drafts=drafts, is_trial=is_trial, before_launch=before_launch)
-        if launched is not None and not launched.flight.was_ready:
-            self._ways.rest()
+        way, is_trial = self._ways.of(batch), self._ways.is_trial(batch)
+        launched = begin(self.target, sessions, lane, drafts=way.drafts, is_trial=is_trial, before_launch=before_launch)
+        if launched is not None:
+            self._run_as[id(launched)] = batch, way
+            if not launched.flight.was_ready:
+                self._ways.rest()
         return launched
 
     def _batch(self) -> Batch:
         """The requests that run now."""
         running = self._scheduler.running
         may_turn = self.target.num_lanes > 1 and not any(
-            session.reads_logits or session.drafts_with_model for session in running
+            session.reads_logits or session.drafter.runs_model for session in running
         )
         return Batch(len(running), any(session.may_rest for session in running), may_turn)
 

@@ -113,10 +113,6 @@ class Session:
         return self.capacity - len(self.tokens) + 1
 
     @property
-    def drafts_with_model(self) -> bool:
-        return self.drafter.runs_model and not self.has_left
-
-    @property
     def num_expected(self) -> float:
         """Tokens expected from the last tree."""
         return 1.0 if self.sizer is None or len(self.tree) == 1 else self.sizer.expected

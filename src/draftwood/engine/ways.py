@@ -9,7 +9,7 @@ So batches measure it: tokens per second of each way. The quickest stays; the ot
 twice the time whenever they lose. Turns are only tried where the host is busy.
 
 Rates depend on the number of requests, so each power of two has its own. Batches of another size than before begin with
-the way of the nearest one, and try the others soon.
+the way of the nearest one.
 
 Passes that read prompts take longer with drafts too. They come by chance, so they are counted apart: what they take
 more than other passes, for each token of a prompt. As many prompt tokens as are read for each token of an answer are
@@ -26,6 +26,7 @@ MIN_IN_TURNS = 8  # fewer share one pass, whose time hardly depends on their num
 BUSY = 0.55  # share of the time that the host waits, below which turns may pay
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
 CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
+MAX_TRIAL = 4  # times as many passes, if most of them cannot be counted
 UNCOUNTED = 2  # passes after a change, which still belong to the way before
 FIRST_STAY, MAX_STAY = 256, 8192  # passes until another way is tried again
 AFTER_CLEAR = 4  # times as many after a clear trial
@@ -34,7 +35,7 @@ MAX_OUTLIER = 8.0  # times the mean: a longer pass was disturbed
 
 
 class Way(NamedTuple):
-    drafts: bool  # False: drafters that may rest do
+    drafts: bool  # whether drafters may draft; False: those that may rest do
     turns: bool  # one half is drafted while the target verifies the trees of the other
 
 
@@ -55,8 +56,8 @@ class Batch(NamedTuple):
         return tuple(Way(own, half) for half in halves for own in drafts)
 
 
-class Finished(NamedTuple):
-    """A pass of a batch."""
+class Measured(NamedTuple):
+    """A finished pass of a batch."""
 
     tokens: int  # of answers that it emitted
     num_read: int  # tokens of prompts in it
@@ -72,11 +73,15 @@ class Rate:
     waited: float = 0.0
     passes: float = 0.0
 
-    def note(self, tokens: int, seconds: float, waited: float = 0.0) -> None:
+    def note(self, tokens: int, seconds: float, waited: float) -> None:
+        """Adds a pass, unless it took much longer than the others."""
         if self.passes >= 1.0 and seconds * self.passes > MAX_OUTLIER * self.seconds:
             return
         if seconds * self.passes * MAX_OUTLIER < self.seconds:  # the ones before were such passes
             self.tokens = self.seconds = self.waited = self.passes = 0.0
+        self.add(tokens, seconds, waited)
+
+    def add(self, tokens: int, seconds: float, waited: float = 0.0) -> None:
         self.tokens = DECAY * self.tokens + tokens
         self.seconds = DECAY * self.seconds + seconds
         self.waited = DECAY * self.waited + waited
@@ -95,7 +100,8 @@ class Choice:
         self.way = ways[0] if start is None else start
         self.best = start  # the quickest way so far
         self.is_trial = start is None
-        self._left = self._trial_length  # passes of the trial
+        self._left = self._trial_length  # passes of the trial that are to be counted
+        self._patience = MAX_TRIAL * self._left  # passes in all, after which a trial is given up
         self._stays = dict.fromkeys(ways, FIRST_STAY)  # passes after which a way is tried again, if it loses
         self._due = dict.fromkeys(ways, 0 if start is None else FIRST_STAY)  # passes until then
         self._uncounted = 0
@@ -103,17 +109,20 @@ class Choice:
         self._reading = {way: Rate() for way in ways}  # of prompts, beside answering
         self._num_read = self._num_emitted = 0.0  # decayed sums
 
-    def note(self, num_requests: int, finished: Finished, seconds: float) -> None:
-        tokens, num_read, waited = finished
+    def note(self, num_requests: int, measured: Measured, seconds: float) -> None:
+        tokens, num_read, waited = measured
         self._num_read = DECAY * self._num_read + num_read
         self._num_emitted = DECAY * self._num_emitted + tokens
+        self._patience -= 1
+        if self.is_trial and self._patience <= 0 and self.best is not None:
+            self._give_up(self.best)
         if self._uncounted:
             self._uncounted -= 1
             return
         rate = self._answering[self.way]
         if num_read:
             if rate.passes:
-                self._reading[self.way].note(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
+                self._reading[self.way].add(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
             return
         rate.note(tokens, seconds, waited)
         if self.is_trial:
@@ -150,10 +159,6 @@ class Choice:
         if before is None:
             self.best = tried
             return
-        if not self._answering[before].passes:  # a way that was taken over, before it was measured
-            self._due[tried], self.best = 0, None
-            self._start_trial(before)
-            return
         won = self._seconds(tried) < self._seconds(before)
         self.best, lost = (tried, before) if won else (before, tried)
         stay = FIRST_STAY if won else self._stays[lost]
@@ -161,6 +166,11 @@ class Choice:
         is_clear = self._seconds(lost) > CLEAR * self._seconds(self.best)
         self._due[lost] = min(AFTER_CLEAR * stay if is_clear else stay, MAX_STAY)
         self._change(self.best)
+
+    def _give_up(self, best: Way) -> None:
+        """Ends a trial that could not be measured, since all passes read prompts."""
+        self.is_trial, self._due[self.way] = False, self._stays[self.way]
+        self._change(best)
 
     def _try_next(self) -> None:
         """Starts the next trial, if one is due."""
@@ -186,6 +196,7 @@ class Choice:
         self.is_trial = True
         self._change(way)
         self._left = self._trial_length
+        self._patience = MAX_TRIAL * self._left
 
     def _change(self, way: Way) -> None:
         if way != self.way:
@@ -210,22 +221,35 @@ class Ways:
         ways = batch.ways(self.turns)
         return len(ways) > 1 and self._choice(ways, batch.size).is_trial
 
-    def note(self, batch: Batch, finished: Finished, *, counts: bool = True) -> None:
-        """A pass is finished; ``counts``: it ran as it was chosen."""
+    def note(self, batch: Batch, way: Way, measured: Measured, *, counts: bool = True) -> None:
+        """A pass is finished, which ran for this batch in this way; ``counts``: its drafters were there."""
         last, self._last = self._last, self._clock()
         ways = batch.ways(self.turns)
         if counts and last is not None and len(ways) > 1:
-            self._choice(ways, batch.size).note(batch.size, finished, self._last - last)
+            choice = self._choice(ways, batch.size)
+            if choice.way == way:
+                choice.note(batch.size, measured, self._last - last)
 
     def rest(self) -> None:
         """The time until the next pass does not count: nothing runs, or a pass is being prepared."""
         self._last = None
 
     def _choice(self, ways: tuple[Way, ...], num_requests: int) -> Choice:
-        size = num_requests.bit_length()
+        size = (num_requests - 1).bit_length()  # full batches, such as of 8 or 32, share one with smaller ones
         if (ways, size) not in self._choices:
-            nearest = min(self._choices, key=lambda other: (abs(other[1] - size), other[0] != ways), default=None)
-            best = None if nearest is None else self._choices[nearest].best
-            start = best if best is None or best in ways else best._replace(turns=ways[0].turns)
-            self._choices[ways, size] = Choice(ways, start if start in ways else None)
+            self._choices[ways, size] = Choice(ways, self._take_over(ways, size))
         return self._choices[ways, size]
+
+    def _take_over(self, ways: tuple[Way, ...], size: int) -> Way | None:
+        """The best way of the nearest size that has compared at least as much."""
+        drafts = {way.drafts for way in ways}
+        known = [
+            (abs(other - size), best)
+            for (theirs, other), choice in self._choices.items()
+            if (best := choice.best) is not None and drafts <= {way.drafts for way in theirs}
+        ]
+        if not known:
+            return None
+        best = min(known)[1]
+        start = best if best in ways else best._replace(turns=ways[0].turns)
+        return start if start in ways else None

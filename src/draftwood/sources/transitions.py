@@ -98,6 +98,8 @@ class TransitionTable:
         for name in ("tokens", "ids", "pairs.ids"):
             if name in arrays:
                 check_vocabulary(name, arrays, tiers.vocab_size)
+        if (arrays["tokens"] == NOTHING).any():
+            raise ValueError("tokens contains tokens that the model does not have")
         tiers.restore_tokens(arrays["tokens"], arrays["ids"], arrays["scores"])
         if self._has_pairs:
             tiers.restore_pairs("pairs", arrays)
