@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +30,14 @@ from draftwood.targets import Target
 from draftwood.text import TextCodec
 
 
+class Launched(NamedTuple):
+    """A pass in flight, and how it was decided to run it."""
+
+    run: Pass
+    batch: Batch
+    way: Way
+
+
 class Engine:
     def __init__(
         self, target: Target, codec: TextCodec, options: EngineOptions, progress: Progress | None = None
@@ -39,11 +48,10 @@ class Engine:
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: LiveCosts | None = None
         self._prepared = False
-        self._in_flight: Pass | None = None
+        self._in_flight: Launched | None = None
         self._late_error: Exception | None = None
         self._lane = 0
         self._ways = Ways()
-        self._run_as: dict[int, tuple[Batch, Way]] = {}  # by the id of a pass in flight
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -136,9 +144,8 @@ class Engine:
         with self._lock:
             self._inboxes.clear()
             in_flight, self._in_flight, self._late_error = self._in_flight, None, None
-            self._run_as.clear()
             if in_flight is not None:
-                in_flight.flight.wait()  # others may use the target and its lane from now on
+                in_flight.run.flight.wait()  # others may use the target and its lane from now on
             self._scheduler.clear()
 
     def keep_costs(self) -> None:
@@ -163,7 +170,7 @@ class Engine:
             if not self._scheduler.running:
                 self._ways.rest()
             self._scheduler.admit()
-            self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.sessions)))
+            self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.run.sessions)))
             if self._scheduler.has_work and not self._scheduler.running:
                 raise CapabilityError(
                     "The cache has no room for any waiting request",
@@ -202,10 +209,10 @@ class Engine:
         return write_out(finished)
 
     def _take_turns(
-        self, running: Sequence[Session], before: Pass | None, before_wait: Callable[[], None]
+        self, running: Sequence[Session], before: Launched | None, before_wait: Callable[[], None]
     ) -> list[TokenEvent]:
         """Launches the pass of one half, then finishes that of the other."""
-        busy = set() if before is None else set(map(id, before.sessions))
+        busy = set() if before is None else set(map(id, before.run.sessions))
         idle = [session for session in running if id(session) not in busy]
         half = idle[: -(-len(running) // 2)]
         self._lane = 1 - self._lane
@@ -213,29 +220,29 @@ class Engine:
         before_wait()
         return [] if before is None else write_out(self._finish(before))
 
-    def _finish(self, launched: Pass) -> Finished:
-        batch, way = self._run_as.pop(id(launched))
-        finished = finish(self.target, launched)
+    def _finish(self, launched: Launched) -> Finished:
+        run, batch, way = launched
+        finished = finish(self.target, run)
         tokens = sum([len(each.block.token_ids) for each in finished.accepted])
         # Where all drafters have left, nothing is drafted until new requests come.
-        have_left = any(session.has_left for session in launched.sessions) and not any(
-            session.may_rest and not session.has_left for session in launched.sessions
+        have_left = any(session.has_left for session in run.sessions) and not any(
+            session.may_rest and not session.has_left for session in run.sessions
         )
         counts = not (have_left and way.drafts)
-        self._ways.note(batch, way, Measured(tokens, finished.num_read, launched.times.waiting), counts=counts)
+        self._ways.note(batch, way, Measured(tokens, finished.num_read, run.times.waiting), counts=counts)
         return finished
 
     def _begin(
         self, sessions: Sequence[Session], lane: int = 0, before_launch: Callable[[], None] = lambda: None
-    ) -> Pass | None:
+    ) -> Launched | None:
         batch = self._batch()
         way, is_trial = self._ways.of(batch), self._ways.is_trial(batch)
-        launched = begin(self.target, sessions, lane, drafts=way.drafts, is_trial=is_trial, before_launch=before_launch)
-        if launched is not None:
-            self._run_as[id(launched)] = batch, way
-            if not launched.flight.was_ready:
-                self._ways.rest()
-        return launched
+        run = begin(self.target, sessions, lane, drafts=way.drafts, is_trial=is_trial, before_launch=before_launch)
+        if run is None:
+            return None
+        if not run.flight.was_ready:
+            self._ways.rest()
+        return Launched(run, batch, way)
 
     def _batch(self) -> Batch:
         """The requests that run now."""

@@ -132,7 +132,7 @@ class PythonGuesses:
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
         children, probs = offered.children(), self._believed(offered)
-        right_nodes = followed(offered, emitted)
+        right_nodes = offered.follow(emitted)
         for node in [0, *right_nodes][: len(emitted)]:
             left = 1.0
             for child in children[node]:
@@ -157,17 +157,6 @@ class PythonGuesses:
 def _estimate(prob: float, left: float) -> float:
     """A probability, if no sibling before the node is right; ``left``: what those leave of a total of 1."""
     return prob / left if left > prob else float(prob > 0.0)
-
-
-def followed(tree: DraftTree, emitted: Sequence[int]) -> list[int]:
-    """The nodes below the root that the emitted tokens lead to, in order."""
-    path = [0]
-    for token in emitted:
-        child = tree.child_with(path[-1], token)
-        if child is None:
-            break
-        path.append(child)
-    return path[1:]
 
 
 class CompiledGuesses:

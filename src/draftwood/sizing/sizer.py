@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftwood.sizing.chances import DISCOUNT, AcceptanceRecord, CompiledGuesses, Kind, followed, new_guesses, note_all
+from draftwood.sizing.chances import DISCOUNT, AcceptanceRecord, CompiledGuesses, Kind, new_guesses, note_all
 from draftwood.sizing.cutting import Offer, PassCosts, best_size, cut_trees
 from draftwood.sizing.live import LiveCosts
 from draftwood.sizing.watch import Watch, WatchRecord
@@ -163,7 +163,7 @@ class Sizer:
 
     def _note_places(self, offered: DraftTree, num_verified: int, emitted: Sequence[int]) -> None:
         """The outcome of nodes after the cut is known if their parent was verified."""
-        right_nodes = followed(offered, emitted)
+        right_nodes = offered.follow(emitted)
         outcomes: dict[int, list[bool]] = {}  # by bucket
         for node, parent in enumerate(offered.parents[1:], start=1):
             if parent < num_verified:
