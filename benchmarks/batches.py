@@ -28,6 +28,7 @@ from draftwood import LLM, Completion, SamplingParams
 from draftwood.bench.records.machine import describe_machine
 from draftwood.bench.tasks.load import load_tasks
 from draftwood.config import QUANTIZE, ModelOptions
+from draftwood.drafters import check_drafter
 from draftwood.engine.ways import Ways
 from draftwood.errors import DraftwoodError
 from draftwood.prompts import prompt_ids
@@ -195,6 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     how = {"dtype": args.dtype, "quantize": args.quantize, "exact": args.exact, "device": args.device}
     try:
+        for text in args.drafters:
+            drafter, options = parse_drafter(text)
+            check_drafter(drafter, {key: value for key, value in options.items() if key != "budget"})
         tasks = load_tasks(args.tasks, args.data, args.limit)
         loaded = load_target(ModelOptions(model=args.model, **how, max_batch=max(args.batches)))
     except DraftwoodError as error:

@@ -17,7 +17,7 @@ SHOWN = 3
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallModelOptions(NeuralOptions):
     growth: str = "salf"
-    threshold: float = 0.6  # as in NeuralOptions, higher: a pass of a small model takes longer than one of a head
+    threshold: float = 0.6  # `salf`: stop when the expected tokens of another draft pass fall below this
     model: str = ""  # known name, folder, GGUF file or hub id
 
 
