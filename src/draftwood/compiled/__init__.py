@@ -20,7 +20,7 @@ from draftwood.compiled.context import MAX_SIZES, CompiledContext, extend_contex
 from draftwood.compiled.core import CORE, Core, ExperienceRecord, RulesRecord, address_of, load_core, set_threads
 from draftwood.compiled.drafted import CompiledDrafted
 from draftwood.compiled.found import build_found
-from draftwood.compiled.outcomes import Outcomes
+from draftwood.compiled.outcomes import Outcomes, OutcomesMemory
 from draftwood.compiled.places import CompiledPlaces
 from draftwood.compiled.positions import CompiledPositions
 from draftwood.compiled.spines import (

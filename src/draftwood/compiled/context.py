@@ -74,6 +74,4 @@ def extend_contexts(contexts: Sequence[CompiledContext], outcomes: Outcomes) -> 
     for context, emitted in zip(contexts, outcomes.emitted, strict=True):
         context.reserve(len(emitted))
     addresses = array("q", [context.address for context in contexts])
-    contexts[0].core.extend_contexts(
-        len(contexts), addresses.buffer_info()[0], outcomes.memory.emitted_lengths, outcomes.memory.emitted_tokens
-    )
+    contexts[0].core.extend_contexts(len(contexts), addresses.buffer_info()[0], *outcomes.memory.arguments[3:])

@@ -11,29 +11,35 @@ from draftwood.tree import DraftTree
 
 
 class OutcomesMemory(NamedTuple):
-    """Addresses and bytes for C, and the memory that the addresses point to."""
+    """What C functions read that learn from outcomes."""
 
     places: bytes  # of the trees
-    path_lengths: int
-    path_nodes: int  # of all paths, one after the other
-    emitted_lengths: int
-    emitted_tokens: int
-    kept: tuple[array[int], ...]
+    path_lengths: array[int]  # int64
+    path_nodes: array[int]  # int32: of all paths, one after the other
+    emitted_lengths: array[int]
+    emitted_tokens: array[int]
 
     @property
     def arguments(self) -> tuple[bytes, int, int, int, int]:
-        """In the order of C functions that learn from outcomes."""
-        return self.places, self.path_lengths, self.path_nodes, self.emitted_lengths, self.emitted_tokens
+        """In the order of C functions: addresses, valid as long as this object."""
+        _, *parts = self
+        path_lengths, path_nodes, emitted_lengths, emitted_tokens = [part.buffer_info()[0] for part in parts]
+        return self.places, path_lengths, path_nodes, emitted_lengths, emitted_tokens
 
 
 class Outcomes:
     """Verified trees with their accepted paths, root first, and the tokens that were emitted."""
 
     def __init__(
-        self, trees: Sequence[DraftTree], paths: Sequence[Sequence[int]], emitted: Sequence[Sequence[int]]
+        self,
+        trees: Sequence[DraftTree],
+        paths: Sequence[Sequence[int]],
+        emitted: Sequence[Sequence[int]],
+        memory: OutcomesMemory | None = None,
     ) -> None:
+        """``memory``: the same, if it is there already."""
         self.trees, self.paths, self.emitted = trees, paths, emitted
-        self._memory: OutcomesMemory | None = None
+        self._memory = memory
 
     @property
     def memory(self) -> OutcomesMemory:
@@ -43,8 +49,8 @@ class Outcomes:
 
     def _pack(self) -> OutcomesMemory:
         places = b"".join([tree.pack().place for tree in self.trees])
-        lengths = [array("q", map(len, parts)) for parts in (self.paths, self.emitted)]
-        values = [array("i", list(chain.from_iterable(parts))) for parts in (self.paths, self.emitted)]
-        kept = (*lengths, *values)
-        path_lengths, emitted_lengths, path_nodes, emitted_tokens = [part.buffer_info()[0] for part in kept]
-        return OutcomesMemory(places, path_lengths, path_nodes, emitted_lengths, emitted_tokens, kept)
+        packed = [
+            (array("q", map(len, parts)), array("i", list(chain.from_iterable(parts))))
+            for parts in (self.paths, self.emitted)
+        ]
+        return OutcomesMemory(places, *packed[0], *packed[1])

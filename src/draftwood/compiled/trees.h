@@ -30,20 +30,19 @@ static int64_t child_with(const Tree *t, int64_t node, int64_t token) {
 
 /* Walks down each tree along the target's tokens (verify/base.py). Row i of a tree's part of `choices` is the token
  * after its node i. `paths` and `emitted` receive the accepted nodes and the tokens that they and the bonus token add,
- * both at the first row of the tree; `lengths` how many. */
+ * those of all trees one after the other; `lengths` how many. */
 void draftwood_accept(int64_t n, const Tree *trees, const int64_t *first_rows, const int64_t *choices, int32_t *paths,
                       int32_t *emitted, int64_t *lengths) {
     for (int64_t i = 0; i < n; i++) {
         const Tree *t = &trees[i];
-        const int64_t row = first_rows[i];
-        int64_t node = 0, length = 0;
-        while (node >= 0) {
-            const int64_t token = choices[row + node];
-            paths[row + length] = (int32_t)node;
-            emitted[row + length++] = (int32_t)token;
+        const int32_t *start = paths;
+        for (int64_t node = 0; node >= 0;) {
+            const int64_t token = choices[first_rows[i] + node];
+            *paths++ = (int32_t)node;
+            *emitted++ = (int32_t)token;
             node = child_with(t, node, token);
         }
-        lengths[i] = length;
+        lengths[i] = paths - start;
     }
 }
 

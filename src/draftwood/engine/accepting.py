@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwood.compiled import Core, Outcomes, load_core
+from draftwood.compiled import Core, Outcomes, OutcomesMemory, load_core
 from draftwood.drafters import VerifiedBatch, VerifiedTree
 from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, TokenLogprobs
 from draftwood.engine.output import Block
-from draftwood.engine.passes import Answer
+from draftwood.engine.passes import Answer, Judged
 from draftwood.engine.session import Session
 from draftwood.sizing import Outcome
 from draftwood.structured import StructureMatcher
@@ -44,7 +44,7 @@ def accept_trees(answer: Answer) -> list[Accepted]:
     for index, session in enumerate(answer.sessions):
         if session.finish_reason is not None or session.is_prefilling:
             continue
-        if session.takes_choices and session.tree.size == 1:  # plain decoding
+        if session.takes_choices and session.is_resting:  # plain decoding
             results.append(_cut(index, session, ROOT_PATH, [answer.choices[answer.first_rows[index]]]))
         elif core is not None and session.takes_choices:
             greedy.append(index)
@@ -108,8 +108,10 @@ def _observe_batch(group: Sequence[Accepted], answer: Answer) -> bool:
         if sum(map(len, trees)) < len(answer.choices):
             return False
         top = top_rows(answer.output.logits, wanted)
-    outcomes = Outcomes(trees, [each.path for each in group], [each.block.token_ids for each in group])
-    first_rows = [answer.first_rows[each.index] for each in group]
+    indices, judged = [each.index for each in group], answer.judged
+    memory = judged.memory if judged is not None and judged.indices == indices else None
+    outcomes = Outcomes(trees, [each.path for each in group], [each.block.token_ids for each in group], memory)
+    first_rows = [answer.first_rows[index] for index in indices]
     try:
         type(drafters[0]).observe_batch(drafters, VerifiedBatch(outcomes, first_rows, top))
     except Exception as error:  # noqa: BLE001 - drafters may be third-party code; only their requests end
@@ -209,18 +211,21 @@ def _mask(logits: torch.Tensor, matcher: StructureMatcher) -> torch.Tensor:
 
 def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Accepted]:
     """Greedy acceptance of many trees at once."""
-    sessions, rows = answer.sessions, [answer.first_rows[index] for index in indices]
+    sessions, first_rows = answer.sessions, array("q", [answer.first_rows[index] for index in indices])
     places = b"".join([sessions[index].tree.pack().place for index in indices])
-    choices, first_rows = array("q", answer.choices), array("q", rows)
+    choices = array("q", answer.choices)
     paths, emitted = array("i", bytes(4 * len(choices))), array("i", bytes(4 * len(choices)))
     lengths = array("q", bytes(8 * len(indices)))
     memory = first_rows, choices, paths, emitted, lengths
     core.accept(len(indices), places, *[part.buffer_info()[0] for part in memory])
-    nodes, tokens = paths.tolist(), emitted.tolist()
-    return [
-        _cut(index, sessions[index], tuple(nodes[row : row + length]), tokens[row : row + length])
-        for index, row, length in zip(indices, rows, lengths, strict=True)
-    ]
+    nodes, tokens, results, start = paths.tolist(), emitted.tolist(), list[Accepted](), 0
+    for index, length in zip(indices, lengths, strict=True):
+        end = start + length
+        results.append(_cut(index, sessions[index], tuple(nodes[start:end]), tokens[start:end]))
+        start = end
+    if start == sum([len(each.block.token_ids) for each in results]):
+        answer.judged = Judged(indices, OutcomesMemory(places, lengths, paths, lengths, emitted))
+    return results
 
 
 def _cut(index: int, session: Session, path: tuple[int, ...], token_ids: list[int]) -> Accepted:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from draftwood.compiled import OutcomesMemory
 from draftwood.engine.draws import draw_sampled
 from draftwood.engine.session import Session
 from draftwood.engine.timing import Times, charge_rows
@@ -24,8 +25,17 @@ class Pass(NamedTuple):
     times: Times
 
 
+class Judged(NamedTuple):
+    """Sessions whose trees C has judged, and what came of them as C reads it."""
+
+    indices: Sequence[int]
+    memory: OutcomesMemory
+
+
 class Answer:
     """What the target says about the segments of all sessions."""
+
+    judged: Judged | None = None  # unless a stop condition cut what one of them emitted
 
     def __init__(self, launched: Pass, output: ForwardOutput, choices: list[int]) -> None:
         self.sessions, self.segments = launched.sessions, launched.segments

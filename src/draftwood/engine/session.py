@@ -48,6 +48,7 @@ class Session:
         self.num_prompt = len(request.prompt_ids)
         self.num_read = self.num_prompt  # tokens that prefill has to commit, all but the last: the prompt at first
         self.num_committed = 0  # of those, in the target's cache; not updated after prefill
+        self.is_prefilling = self.num_read > 1  # whether some are missing; kept, since it is read often
         self.tree = DraftTree.root_only(self.tokens[-1])  # under verification
         self.offered = self.tree  # what the drafter proposed, before it was cut
         self.num_wanted = 1  # nodes that it was allowed
@@ -92,10 +93,6 @@ class Session:
         """Ends this session with an error."""
         self.error = error
         self.finish_reason = "error"
-
-    @property
-    def is_prefilling(self) -> bool:
-        return self.num_committed < self.num_read - 1
 
     @property
     def num_unread(self) -> int:
@@ -178,11 +175,22 @@ class Session:
     def suspend(self) -> None:
         """Its slots were given back. It goes on when it is admitted again, with all tokens that it has now."""
         self.sequence = -1
-        self.num_read, self.num_committed = len(self.tokens), 0
+        self.num_read = len(self.tokens)
+        self._start_reading(0)
+
+    def _start_reading(self, num_committed: int) -> None:
+        self.num_committed = 0
+        self.note_read(num_committed)
+
+    def note_read(self, count: int) -> None:
+        """So many further tokens of what it reads are in the cache."""
+        self.num_committed += count
+        self.is_prefilling = self.num_committed < self.num_read - 1
 
     def admit(self, sequence: int, reused: int, capacity: int) -> None:
         """Starts the sample, or goes on with it; its first ``reused`` tokens are in the cache already."""
-        self.sequence, self.capacity, self.num_committed = sequence, capacity, reused
+        self.sequence, self.capacity = sequence, capacity
+        self._start_reading(reused)
         if self.was_admitted:
             return
         self.stats.reused_tokens = reused

@@ -105,7 +105,7 @@ def read_prompts(target: Target, answer: Answer) -> None:
             continue
         target.keep(session.sequence, range(len(segment.token_ids)))
         start = session.num_committed
-        session.num_committed += len(segment.token_ids)
+        session.note_read(len(segment.token_ids))
         if segment.num_logits or (session.drafter.wants_taps and not session.is_resting):
             with session:
                 output = answer.only_part(index)

@@ -62,6 +62,11 @@ class Experience:
         self.learn_seconds = 0.0  # likewise
         self.watch = WatchRecord()
 
+    def note_draft(self, drafting: float, learning: float) -> None:
+        """Seconds of a request's cycle."""
+        self.draft_seconds = _follow(self.draft_seconds, drafting)
+        self.learn_seconds = _follow(self.learn_seconds, learning)
+
 
 class Sizer:
     """Cuts the trees of one request to the size that pays best."""
@@ -142,9 +147,7 @@ class Sizer:
     def _note_draft(self, seconds: float, learning: float) -> None:
         """The first draft of a request does not count: a draft model reads the prompt, and kernels may be compiled."""
         if self._has_drafted:
-            drafter = self._drafter
-            drafter.draft_seconds = _follow(drafter.draft_seconds, seconds)
-            drafter.learn_seconds = _follow(drafter.learn_seconds, learning)
+            self._drafter.note_draft(seconds, learning)
         self._has_drafted = True
 
     def _note_cut(self, offered: int, kept: int, expected: float, cost: float) -> None:
@@ -187,12 +190,9 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     ``context``: committed positions of a request, in the mean. ``load``: of requests that are not among these.
     ``ready``: sizes of passes that can run at once, as in ``Target.ready_sizes``.
     """
-    costs, sizers, offers = drafted[0].sizer._costs, list[Sizer](), list[Offer]()
-    for sizer, offer, taken, learned in drafted:
-        sizers.append(sizer)
-        offers.append(offer)
-        sizer._note_draft(taken, learned)
-    sizes = [offer.tree.size for offer in offers]
+    _note_drafts(drafted)
+    sizers, offers = [each.sizer for each in drafted], [each.offer for each in drafted]
+    costs, sizes = sizers[0]._costs, [offer.tree.size for offer in offers]
     seconds, host = costs.seconds(load.positions + sum(sizes), context, ready), costs.host
     drafters = [sizer._drafter for sizer in sizers]
     drafting = sum([drafter.draft_seconds for drafter in drafters])
@@ -243,6 +243,18 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
             guesses.note(offered, emitted)
     if compiled:
         note_all(compiled[0].core, compiled, trees, tokens)
+
+
+def _note_drafts(drafted: Sequence[Drafted]) -> None:
+    """Of a batch: once for each drafter, in the mean, since its trees are drafted together."""
+    known: dict[Experience, list[tuple[float, float]]] = {}
+    for sizer, _, drafting, learning in drafted:
+        if sizer._has_drafted:
+            known.setdefault(sizer._drafter, []).append((drafting, learning))
+        sizer._has_drafted = True
+    for drafter, times in known.items():
+        drafting, learning = (sum(part) / len(times) for part in zip(*times, strict=True))
+        drafter.note_draft(drafting, learning)
 
 
 def _follow(mean: float, seconds: float) -> float:

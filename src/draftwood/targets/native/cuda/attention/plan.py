@@ -23,12 +23,12 @@ WORD_BITS = 32
 MIN_WORDS = 5  # ancestor words of a row in small passes: bits for 128 nodes of earlier passes, one word for new nodes
 MAX_NODES = 2048  # of a tree: twice the largest budget
 MERGE_REGISTERS = 8192  # float32 values of partial results that a merging program holds at a time
-MERGE_IN_PLACE = 64 * 1024  # bytes of partial results that one program merges faster than a second kernel starts
+MERGE_IN_PLACE = 48 * 1024  # bytes of partial results that one program merges faster than a second kernel starts
 MAX_SPLITS = 16
 BLOCK_N = 32  # nodes per step: small, so that the last range of keys takes no longer than the others
 SPARE_BYTES = 2048  # shared memory left for sums across warps and alignment
 BLOCK_S = 64  # keys per step: enough for the tensor cores, and three steps in flight fit twice on a processor
-LONG_RANGE = 16  # steps: merging ranges of large tiles takes so long that shorter ones do not pay on a busy GPU
+LONG_RANGE = 16  # steps: merging ranges takes so long that shorter ones do not pay on a busy GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,27 +77,28 @@ def choose_config(
     splits = power_of_two(busy // programs + 1) // 2  # rounded down
     min_splits = 2 if num_sequences > 1 and programs < 4 * num_processors else 1  # contexts differ in length
     splits = min(max(splits, min_splits), MAX_SPLITS if block_m == 16 else MAX_SPLITS // 2)
-    is_busy = programs >= num_processors // 3
+    is_busy = programs >= num_processors * (1 if block_m == 64 else 2) // 3
     in_place = splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE
-    block_s, num_stages = _choose_steps(block_m, head_dim, shared_bytes)
+    is_crowded = programs * splits > num_processors  # several programs share a processor, and its memory
+    block_s, num_stages = _choose_steps(block_m, head_dim, shared_bytes, is_crowded=is_crowded)
     return AttentionConfig(
         group=group,
         block_m=block_m,
         block_s=block_s,
         block_n=16 if num_nodes <= 16 * num_sequences else BLOCK_N,
         splits=splits,
-        min_blocks=LONG_RANGE if block_m == 64 and is_busy else 1,
+        min_blocks=LONG_RANGE if is_busy else 1,
         num_warps=4,
         num_stages=num_stages,
         merge="last" if in_place else "kernel",
     )
 
 
-def _choose_steps(block_m: int, head_dim: int, shared_bytes: int) -> tuple[int, int]:
+def _choose_steps(block_m: int, head_dim: int, shared_bytes: int, *, is_crowded: bool) -> tuple[int, int]:
     """Keys per step through the prefix, and stages: the best pair that fits into shared memory."""
     dim = power_of_two(head_dim)
     preferred = [(BLOCK_S, 3)] if dim <= 128 else []
-    if block_m == 16 and dim <= 128:
+    if block_m == 16 and dim <= 128 and not is_crowded:
         preferred.insert(0, (2 * BLOCK_S, 3))
     for block_s, num_stages in (*preferred, (BLOCK_S, 2), (BLOCK_S // 2, 2)):
         held = 2 * (num_stages - 1) * block_s * dim  # keys and values

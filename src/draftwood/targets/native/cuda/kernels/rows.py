@@ -18,6 +18,7 @@ from draftwood.targets.native.cuda.common import launch_options, rms_norm, wait_
 from draftwood.targets.native.cuda.products import HALF_SCALE, CacheWrite, Hidden
 
 MOVES_AT_ONCE = 32
+HEADS_AT_ONCE = 8
 GATE_BLOCK = 1024
 EXPAND_BLOCK = 2048
 
@@ -56,36 +57,41 @@ def _embed(
 def _rotate(
     qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, head_stride,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    QK_NORM: tl.constexpr, PDL: tl.constexpr,
+    AT_ONCE: tl.constexpr, QK_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: rotate queries in place, write rotated keys, and values, to the cache."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    """AT_ONCE heads of one row: rotate queries in place, write rotated keys, and values, to the cache."""
+    row = tl.program_id(0)
+    head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)  # [AT_ONCE]
     at = tl.arange(0, BLOCK)
-    inside = at < D
     other = tl.where(at < HALF, at + HALF, at - HALF)  # the partner of each dimension
     slot = tl.load(slots + row).to(tl.int64)
     angle = tl.load(positions + row).to(tl.int64) * HALF + tl.minimum(at, other)
-    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(cos + angle, mask=at < D, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + angle, mask=at < D, other=0.0).to(tl.float32)[None, :]
+    s = tl.where((at < HALF)[None, :], -s, s)
     wait_for_input(PDL, BRIEF=True)  # so that attention starts to prefetch its keys
     if slot < 0:  # a padding row
         return
-    here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head * D
-    x = tl.load(here + at, mask=inside, other=0.0)
-    partner = tl.load(here + other, mask=inside, other=0.0)
-    if head >= HEADS + KV:
-        tl.store(values + (head - HEADS - KV).to(tl.int64) * head_stride + slot * D + at, x, mask=inside)
-        return
+    inside = (head < HEADS + 2 * KV)[:, None] & (at < D)[None, :]  # [AT_ONCE, BLOCK]
+    here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head[:, None] * D
+    x = tl.load(here + at[None, :], mask=inside, other=0.0)
+    partner = tl.load(here + other[None, :], mask=inside, other=0.0)
+    own, theirs = x.to(tl.float32), partner.to(tl.float32)
     if QK_NORM:
-        norm = tl.where(head < HEADS, q_norm, k_norm)
+        norm = tl.where(head < HEADS, q_norm, k_norm)[:, None]
         # Both norms divide by the same sum of squares: x and partner each hold the whole head.
-        x, partner = (rms_norm(x, norm, at, inside, eps, D), rms_norm(partner, norm, other, inside, eps, D))
-    rotated = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
-    if head < HEADS:
-        tl.debug_barrier()  # all threads have read before any writes
-        tl.store(here + at, rotated.to(x.dtype), mask=inside)
-    else:
-        tl.store(keys + (head - HEADS).to(tl.int64) * head_stride + slot * D + at, rotated.to(x.dtype), mask=inside)
+        scale = tl.rsqrt(tl.sum(own * own, axis=1) / D + eps)[:, None]
+        weight = tl.load(norm + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        other_weight = tl.load(norm + other[None, :], mask=inside, other=0.0).to(tl.float32)
+        own = ((own * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype).to(tl.float32)
+        theirs = ((theirs * scale).to(x.dtype).to(tl.float32) * other_weight).to(x.dtype).to(tl.float32)
+    rotated = (own * c + theirs * s).to(x.dtype)
+    is_query, is_value = head < HEADS, head >= HEADS + KV
+    tl.debug_barrier()  # all threads have read before any writes
+    tl.store(here + at[None, :], rotated, mask=inside & is_query[:, None])
+    cached = tl.where(is_value, values, keys) + ((head - HEADS) % KV).to(tl.int64) * head_stride + slot * D
+    kept = tl.where(is_value[:, None], x, rotated)
+    tl.store(cached[:, None] + at[None, :], kept, mask=inside & (head >= HEADS)[:, None])
 
 
 @triton.jit
@@ -172,10 +178,10 @@ def rotate_and_store(qkv: torch.Tensor, cache_write: CacheWrite, *, num_heads: i
     rotation, positions, slots, keys, values = cache_write
     num_kv_heads, _, dim = keys.shape
     cos, sin, q_norm, k_norm, eps = rotation
-    _rotate[(len(slots), num_heads + 2 * num_kv_heads)](
+    _rotate[(len(slots), triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_AT_ONCE))](
         qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, keys.stride(0),
         HEADS=num_heads, KV=num_kv_heads, D=dim, HALF=dim // 2, BLOCK=triton.next_power_of_2(dim),
-        QK_NORM=q_norm is not None, PDL=pdl, num_warps=1, **launch_options(pdl),
+        AT_ONCE=HEADS_AT_ONCE, QK_NORM=q_norm is not None, PDL=pdl, **launch_options(pdl),
     )  # fmt: skip
 
 
