@@ -58,20 +58,19 @@ def _load_rows(start, at, end, depth, slot_stride, D: tl.constexpr):
 
 @triton.jit
 def _seen_nodes(
-    words, first_node, node, own, used, row, chain,
-    W: tl.constexpr, SPAN: tl.constexpr, BITS: tl.constexpr,
+    words, num_words, first_node, node, own, used, row, chain, SPAN: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Whether each row's node ``own`` sees each of the nodes ``node``, which start at ``first_node``.
 
-    [BLOCK_M, BLOCK_N].
+    [BLOCK_M, BLOCK_N]. They lie in SPAN words; 0: all segments are chains.
     """
     seen = node[None, :] <= own[:, None]
-    if W > 0:
+    if SPAN > 0:
         first_word = first_node // BITS
         word = tl.zeros(seen.shape, tl.int32)
         for index in tl.static_range(SPAN):
             current = first_word + index
-            mine = tl.load(words + row * W + current, mask=used & (current < W) & (chain == 0), other=0)
+            mine = tl.load(words + row * num_words + current, mask=used & (current < num_words) & (chain == 0), other=0)
             word = tl.where((node >> 5)[None, :] == current, mine[:, None], word)
         seen = seen & ((((word >> (node & 31)[None, :]) & 1) != 0) | (chain != 0))
     return seen
@@ -134,12 +133,12 @@ def prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.cons
         prefetch((values + where).to(tl.int64), BLOCK_S * D * 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_words"])
 def _attend(
-    query, keys, values, tiles, words, positions, out, parts, arrivals,
+    query, keys, values, tiles, words, num_words, positions, out, parts, arrivals,
     scale, query_stride, out_stride, head_stride, slot_stride,
     D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, SPAN: tl.constexpr,
     BITS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
     LAST_MERGES: tl.constexpr, MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -204,9 +203,9 @@ def _attend(
         key = _load_rows(keys, prefix + at, cached, depth, slot_stride, D)
         value = _load_rows(values, prefix + at, cached, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
-        first_bit = (W - tl.cdiv(earlier, BITS)) * BITS  # they use the last words
-        every = tl.full((BLOCK_M,), BITS * W, tl.int32)
-        seen = _seen_nodes(words, first_bit + first_node, first_bit + at, every, used, row, chain, W, SPAN, BITS)
+        first_bit = (num_words - tl.cdiv(earlier, BITS)) * BITS  # they use the last words
+        every = tl.zeros((BLOCK_M,), tl.int32) + BITS * num_words
+        seen = _seen_nodes(words, num_words, first_bit + first_node, first_bit + at, every, used, row, chain, SPAN, BITS)
         scores = tl.where(seen, scores, float("-inf"))
         mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
     for block in range(tl.maximum(low, cached_blocks), high):
@@ -215,7 +214,7 @@ def _attend(
         key = _load_rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
         value = _load_rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
-        seen = _seen_nodes(words, first_node, at, before + node, used, row, chain, W, SPAN, BITS)
+        seen = _seen_nodes(words, num_words, first_node, at, before + node, used, row, chain, SPAN, BITS)
         if WINDOW > 0:
             at_place = tl.load(positions + segment_row + at, mask=at < before + nodes, other=0)
             seen = seen & (place[:, None] - at_place[None, :] < WINDOW)
@@ -311,9 +310,9 @@ def tree_attention(
     }
     last_merges = config.splits > 1 and config.merge == "last"
     _attend[(len(tiles), num_kv_heads, config.splits)](
-        query, keys, values, tiles, words, positions, out, parts, arrivals,
+        query, keys, values, tiles, words, num_words, positions, out, parts, arrivals,
         dim**-0.5 * math.log2(math.e), query.stride(0), out.stride(0), keys.stride(0), keys.stride(1),
-        W=num_words, SPAN=min(num_words, max(1, config.block_n // WORD_BITS)), BITS=WORD_BITS,
+        SPAN=min(num_words, max(1, config.block_n // WORD_BITS)), BITS=WORD_BITS,
         LAST_MERGES=last_merges, MERGE_ROWS=config.merge_rows(dim),
         num_warps=config.num_warps, num_stages=config.num_stages, **shape,
     )  # fmt: skip

@@ -28,7 +28,7 @@ MAX_SPLITS = 16
 BLOCK_N = 32  # nodes per step: small, so that the last range of keys takes no longer than the others
 SPARE_BYTES = 2048  # shared memory left for sums across warps and alignment
 BLOCK_S = 64  # keys per step: enough for the tensor cores, and three steps in flight fit twice on a processor
-LONG_RANGE = 16  # steps: merging ranges takes so long that shorter ones do not pay on a busy GPU
+LONG_RANGE = 8  # steps: merging ranges takes so long that shorter ones do not pay on a busy GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,8 @@ def choose_config(
     """
     group = num_heads // num_kv_heads
     rows = -(-num_nodes // num_sequences) * group  # of an average sequence
-    block_m = next((size for size in (16, 32) if rows <= size), 64)
+    small = (16, 32) if num_sequences == 1 else (16,)  # on a busy GPU large tiles are faster, even half empty
+    block_m = next((size for size in small if rows <= size), 64)
     programs = max_tiles(num_nodes, num_sequences, block_m // group) * num_kv_heads
     busy = num_processors * (2 if block_m == 16 else 1)
     splits = power_of_two(busy // programs + 1) // 2  # rounded down
