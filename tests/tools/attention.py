@@ -159,7 +159,6 @@ def attention_resources(
         "BLOCK_N": config.block_n,
         "SPLITS": config.splits,
         "MIN_BLOCKS": config.min_blocks,
-        "W": num_words,
         "SPAN": min(num_words, max(1, config.block_n // WORD_BITS)),
         "BITS": WORD_BITS,
         "WINDOW": 0,
@@ -169,7 +168,7 @@ def attention_resources(
         "PDL": capability >= 90,
     }
     types = dict.fromkeys(("query", "keys", "values", "out"), f"*{dtype}")
-    types |= dict.fromkeys(("query_stride", "out_stride", "head_stride", "slot_stride"), "i32")
+    types |= dict.fromkeys(("query_stride", "out_stride", "head_stride", "slot_stride", "num_words"), "i32")
     types |= {"tiles": "*i32", "positions": "*i32", "scale": "fp32"}
     optional = {"words": ("*i32", num_words)}
     optional |= {"parts": ("*fp32", config.splits - 1), "arrivals": ("*i32", config.splits - 1)}

@@ -93,7 +93,8 @@ class Sizer:
 
     def note_rest(self) -> None:
         """Counts a cycle without drafts."""
-        self._watch.note(0)
+        if self._watch.pause_left:
+            self._watch.note(0)
 
     @property
     def wanted(self) -> int:

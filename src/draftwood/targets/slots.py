@@ -127,8 +127,8 @@ class SlotBook(ABC):
         """Appends the accepted nodes to the prefix. Node ids on a path ascend, so rows only move down."""
         extent = self._extents[sequence]
         size, pending = len(nodes), len(extent.parents)
-        if size == 1 == pending and nodes[0] == 0:  # plain decoding
-            extent.length += 1
+        if 0 < size <= pending and nodes[0] == 0 and nodes[-1] == size - 1:  # the first ones: nothing moves
+            extent.length += size
             extent.parents = ()
             return
         if nodes and not 0 <= min(nodes) <= max(nodes) < pending:

@@ -26,13 +26,13 @@ class PositionHints:
     """
 
     name = "position"
+    priors: Sequence[float] = (0.03, 0.03, *(0.4 * middle for middle in MIDDLES * 2))
 
     def __init__(self) -> None:
         core = load_core()
         self._levels: PythonPositions | CompiledPositions = (
             PythonPositions() if core is None else CompiledPositions(core)
         )
-        self.priors: Sequence[float] = [0.03, 0.03, *(0.4 * middle for middle in MIDDLES * 2)]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The tree says how many tokens there are."""

@@ -11,6 +11,7 @@ PROBS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 
 TIERS = (0.8, 0.5, 0.35)  # of the probabilities after pairs, after tokens, and of the model without context: believed
 NUM_PROBS, NUM_TIERS = len(PROBS) + 1, len(TIERS)
 MIDDLES = tuple(sqrt(low * high) for low, high in zip((0.001, *PROBS), (*PROBS, 1.0), strict=True))  # of the buckets
+PRIORS = (0.006, 0.015, 0.03, *(believed * prob for believed in TIERS for prob in MIDDLES))
 
 
 class SuccessorHints:
@@ -20,10 +21,10 @@ class SuccessorHints:
     """
 
     name = "transition"
+    priors: Sequence[float] = PRIORS
 
     def __init__(self, table: TransitionTable) -> None:
         self._table = table
-        self.priors: Sequence[float] = _successor_priors()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The text is in the rows that the table learns."""
@@ -42,7 +43,3 @@ class SuccessorHints:
     def compiled(self) -> CompiledSource | None:
         address = self._table.address
         return None if address is None else CompiledSource("look_successors", address)
-
-
-def _successor_priors() -> list[float]:
-    return [0.006, 0.015, 0.03, *(believed * prob for believed in TIERS for prob in MIDDLES)]

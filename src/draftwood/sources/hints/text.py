@@ -9,6 +9,8 @@ LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 24)  # bucket edges of matched tokens
 ORDERS = (8, 4, 2)  # lengths of the runs that are indexed, longest first
 MAX_PLACES = 6  # latest places after a run that are looked at
 NUM_LENGTHS = len(LENGTHS) + 1
+FIRST_RATES = tuple(1.0 - 1.0 / (0.6 * length + 1.2) for length in (1, *LENGTHS) for _ in range(3))
+PRIORS = (*[0.02] * NUM_LENGTHS, *FIRST_RATES, *(0.25 * rate for rate in FIRST_RATES))
 
 
 class PlaceHints:
@@ -21,11 +23,11 @@ class PlaceHints:
     """
 
     name = "context"
+    priors: Sequence[float] = PRIORS
 
     def __init__(self) -> None:
         core = load_core()
         self.index: PythonPlaces | CompiledPlaces = PythonPlaces() if core is None else CompiledPlaces(core)
-        self.priors: Sequence[float] = _place_priors()
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.index.extend(tokens)
@@ -114,9 +116,3 @@ class PythonPlaces:
                 place = before[place]
             known = size
         return found
-
-
-def _place_priors() -> list[float]:
-    absent = [0.02] * NUM_LENGTHS
-    first = [1.0 - 1.0 / (0.6 * length + 1.2) for length in (1, *LENGTHS) for _ in range(3)]
-    return [*absent, *first, *(0.25 * rate for rate in first)]

@@ -203,9 +203,9 @@ def _attend(
         key = _load_rows(keys, prefix + at, cached, depth, slot_stride, D)
         value = _load_rows(values, prefix + at, cached, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
-        first_bit = (num_words - tl.cdiv(earlier, BITS)) * BITS  # they use the last words
+        bit = (num_words - tl.cdiv(earlier, BITS)) * BITS  # they use the last words
         every = tl.zeros((BLOCK_M,), tl.int32) + BITS * num_words
-        seen = _seen_nodes(words, num_words, first_bit + first_node, first_bit + at, every, used, row, chain, SPAN, BITS)
+        seen = _seen_nodes(words, num_words, bit + first_node, bit + at, every, used, row, chain, SPAN, BITS)
         scores = tl.where(seen, scores, float("-inf"))
         mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
     for block in range(tl.maximum(low, cached_blocks), high):
