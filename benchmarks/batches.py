@@ -3,8 +3,9 @@
     python benchmarks/batches.py --model MODEL.gguf --data PROMPTS --tasks humaneval,gsm8k,mt_bench --batches 1,8,32
     python benchmarks/batches.py --model MODEL.gguf --data PROMPTS --exact --alone --limit 100 plain goose:budget=60
 
-All drafters run the same prompts in turns, one task after the other; prompts are repeated to fill a batch. Seconds are
-wall-clock time from the first request to the last token, prompts included, after a run that compiles and captures what
+All drafters run the same prompts in turns, one task after the other; prompts are repeated so that each place of a batch
+has several requests (``--per-place``): when one ends, another begins, and only the last ones run beside empty places.
+Seconds are wall-clock time from the first request to the last token, prompts included, after a run that compiles and captures what
 the task needs. ``--alone`` also compares every answer with plain decoding of one request at a time.
 Drafters are names with options, for example ``eagle3:budget=60``; without a budget it is ``auto``.
 """
@@ -36,7 +37,6 @@ from draftwood.targets.load import Loaded, load_target
 
 PLAIN = "plain"
 TURNS = ("auto", "always", "never")
-PROMPTS_PER_PLACE = 2  # requests for each place of a batch: when one ends, another begins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for batch in args.batches:
         for task in tasks:
             found = [prompt_ids(loaded.codec, prompt.turns[0]) for prompt in task.prompts]
-            count = len(found) if batch == 1 else max(len(found), PROMPTS_PER_PLACE * batch)
+            count = len(found) if batch == 1 else max(len(found), args.per_place * batch)
             started = time.perf_counter()
             cells += runner.cells(batch, task.name, list(itertools.islice(itertools.cycle(found), count)))
             print(f"batch {batch}, {task.name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
@@ -234,6 +234,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", type=names, default=[], help="tasks; default: all")
     parser.add_argument("--limit", type=int, default=8, help="prompts per task")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
+    parser.add_argument("--per-place", type=int, default=2, help="requests for each place of a batch, at least")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ignore-eos", action="store_true")

@@ -197,9 +197,16 @@ def test_wanted_size_exceeds_used_size() -> None:
 
 def test_prompt_logits_are_read_if_large_passes_are_cheap() -> None:
     gpu = CostProfile((1, 16, 64, 128), (16,), ((1.0, 1.12, 1.35, 1.8),))
-    assert [sizer(profile).reads_prompts for profile in (FREE, gpu)] == [True] * 2
+    assert [sizer(profile).reads_prompt(500, 128, 1) for profile in (FREE, gpu)] == [True] * 2
     others = ("knee", "mild", "steep", "hopeless")
-    assert [sizer(PROFILES[name]).reads_prompts for name in others] == [False] * 4
+    assert [sizer(PROFILES[name]).reads_prompt(500, 128, 1) for name in others] == [False] * 4
+
+
+def test_prompt_logits_are_not_read_if_the_passes_that_they_save_are_shared_by_many() -> None:
+    gpu = sizer(CostProfile((1, 16, 64, 128), (16,), ((1.0, 1.12, 1.35, 1.8),)))
+    assert [gpu.reads_prompt(100, 128, count) for count in (1, 8, 32)] == [True, True, False]
+    assert [gpu.reads_prompt(length, 128, 8) for length in (100, 1000)] == [True, False]
+    assert [gpu.reads_prompt(200, answer, 16) for answer in (32, 1000)] == [False, True]
 
 
 def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, emitted: Sequence[int]) -> list[bool]:

@@ -79,22 +79,26 @@ class Answer:
         return ForwardOutput(self.output.logits[:0], self.output.greedy_ids[:0], None)
 
 
-def segment_of(session: Session) -> Segment:
-    """The next part of the session's prompt, or its tree."""
+def segment_of(session: Session, num_sessions: int) -> Segment:
+    """The next part of the session's prompt, or its tree, in a pass for so many sessions."""
     if not session.is_prefilling:
         token_ids, parents = session.tree.links()
         return Segment(session.sequence, token_ids, parents, len(token_ids))
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
-    reads_prompt = (
-        is_new and session.drafter.wants_prompt_logits and (session.sizer is None or session.sizer.reads_prompts)
-    )
+    reads_prompt = is_new and session.drafter.wants_prompt_logits and _pays_to_read(session, num_sessions)
     return Segment(session.sequence, part, chain_parents(len(part)), len(part) if reads_prompt else 0)
 
 
+def _pays_to_read(session: Session, num_sessions: int) -> bool:
+    """Whether the drafter should get the logits of the prompt."""
+    sizer, num_sharing = session.sizer, num_sessions if session.params.is_greedy else 1  # a seed determines draws
+    return sizer is None or sizer.reads_prompt(session.num_prompt, session.max_tokens, num_sharing)
+
+
 def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
-    segments = [segment_of(session) for session in sessions]
+    segments = [segment_of(session, len(sessions)) for session in sessions]
     drafters = [session.drafter for session in sessions if not session.is_resting]
     target.set_top(max([drafter.wants_top for drafter in drafters], default=0))
     taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))

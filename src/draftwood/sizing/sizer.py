@@ -32,6 +32,9 @@ DRAFT_DECAY = 0.9
 MAX_OUTLIER = 4.0  # times the mean: what a single slow draft counts at most
 MIN_WANTED = 8  # nodes that a drafter may always propose
 MAX_POSITION_COST = 0.01  # of a further position in a large pass, over a pass of one: up to which prompt logits pay
+LOGITS_SHARE = 0.2  # of the time of a position: what its logits take
+PASSES_SAVED = 0.02  # for each token of an answer, by what drafters learn from prompt logits
+USUAL_ANSWER = 256  # tokens: most are not longer, whatever is allowed
 SMALL_PASS = 4  # positions
 MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
 
@@ -101,13 +104,17 @@ class Sizer:
         """How many nodes the drafter should propose."""
         return 1 if self._watch.pause_left else self._wanted
 
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether computing logits of the prompt pays: drafters learn alternatives from them, which save a pass now and
-        then. Where a large pass is limited by arithmetic, hundreds of rows take longer than that."""
+    def reads_prompt(self, num_tokens: int, max_tokens: int, num_requests: int) -> bool:
+        """Whether computing logits of a prompt pays: drafters learn alternatives from them, which save a pass now and
+        then. Where a large pass is limited by arithmetic, hundreds of rows take longer than that. And the requests of a
+        batch share the passes that are saved, but not the prompts."""
         seconds = self._costs.seconds(self._largest, 0)
-        first, last = seconds[0], seconds[self._largest - 1]
-        return last - first <= MAX_POSITION_COST * (self._largest - 1) * first
+        per_pass = seconds[0]
+        per_position = (seconds[self._largest - 1] - per_pass) / max(self._largest - 1, 1)
+        if per_position > MAX_POSITION_COST * per_pass:
+            return False
+        saved = PASSES_SAVED * min(max_tokens, USUAL_ANSWER) * per_pass / num_requests
+        return LOGITS_SHARE * per_position * num_tokens <= saved
 
     def position_cost(self, context: int) -> float:
         """What a further position costs in a small pass, relative to a pass over one."""

@@ -79,7 +79,7 @@ def choose_config(
     min_splits = 2 if num_sequences > 1 and programs < 4 * num_processors else 1  # contexts differ in length
     splits = min(max(splits, min_splits), MAX_SPLITS if block_m == 16 else MAX_SPLITS // 2)
     is_busy = programs >= num_processors * (1 if block_m == 64 else 2) // 3
-    in_place = splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE
+    in_place = is_busy or splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE  # if busy, few are merged
     is_crowded = programs * splits > num_processors  # several programs share a processor, and its memory
     block_s, num_stages = _choose_steps(block_m, head_dim, shared_bytes, is_crowded=is_crowded)
     return AttentionConfig(
