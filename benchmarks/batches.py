@@ -5,8 +5,8 @@
 
 All drafters run the same prompts in turns, one task after the other; prompts are repeated so that each place of a batch
 has several requests (``--per-place``): when one ends, another begins, and only the last ones run beside empty places.
-Seconds are wall-clock time from the first request to the last token, prompts included, after a run that compiles and captures what
-the task needs. ``--alone`` also compares every answer with plain decoding of one request at a time.
+Seconds are wall-clock time from the first request to the last token, prompts included, after a run that compiles and
+captures what the task needs. ``--alone`` also compares every answer with plain decoding of one request at a time.
 Drafters are names with options, for example ``eagle3:budget=60``; without a budget it is ``auto``.
 """
 
