@@ -38,23 +38,25 @@ class Requests:
             self.finish(*(with_drafts if ways[-1] else without))
         return ways
 
-    def run_in_turns(self, num_passes: int, *, host: float, device: float, together: float = 1.0) -> list[bool]:
+    def run_in_turns(
+        self, num_passes: int, *, host: float, device: float, together: float = 1.0, in_halves: float = 2.0
+    ) -> list[bool]:
         """``host``: seconds for the drafts of all requests; ``device``: for their pass. A half takes the host half of
         that and the device as long, if both work at once; ``together``: all at once take so many times less."""
         turns = []
         for _ in range(num_passes):
             turns.append(self.ways.of(self.batch).turns)
             if turns[-1]:
-                self.finish(max(host / 2.0, device), 50, max(device - host / 2.0, 0.0))
+                self.finish(max(host / 2.0, device), 50)
             else:
-                self.finish((host + device) / together, 100, device / together)
+                self.finish((host + device) / together, 100, in_halves * device)
         return turns
 
-    def finish(self, seconds: float, tokens: int, waited: float = 0.0, num_read: int = 0) -> None:
+    def finish(self, seconds: float, tokens: int, in_halves: float = 0.0, num_read: int = 0) -> None:
         way = self.ways.of(self.batch)
         self.now += seconds
         self.tokens += tokens
-        self.ways.note(self.batch, way, Measured(tokens, num_read, waited))
+        self.ways.note(self.batch, way, Measured(tokens, num_read, in_halves))
 
 
 @pytest.mark.parametrize(("rate", "drafts"), [(2.0, True), (1.1, True), (0.9, False), (0.2, False)])
@@ -187,8 +189,16 @@ def test_a_busy_host_takes_turns_where_that_is_quicker() -> None:
 
 
 def test_a_busy_host_does_not_take_turns_where_that_is_slower() -> None:
-    turns = Requests(may_turn=True, may_rest=False).run_in_turns(2000, host=2.0, device=1.0, together=2.0)
+    batch = Requests(may_turn=True, may_rest=False)
+    turns = batch.run_in_turns(
+        2000, host=2.0, device=1.0, together=2.0, in_halves=1.2
+    )  # they take longer than it seems
     assert 0 < turns.count(True) < 0.1 * len(turns)
+
+
+def test_turns_that_cannot_gain_are_not_tried() -> None:
+    batch = Requests(may_turn=True, may_rest=False)
+    assert not any(batch.run_in_turns(2000, host=2.0, device=1.0, together=2.0, in_halves=1.6))
 
 
 @pytest.mark.parametrize(("size", "may_turn"), [(MIN_IN_TURNS - 1, True), (100, False)])
@@ -204,9 +214,9 @@ def test_a_host_that_is_busy_with_drafts_does_not_take_turns_without_them() -> N
         way = requests.ways.of(requests.batch)
         seen.add(way)
         if way.drafts:
-            requests.finish(2.0, 50 if way.turns else 100, 0.5)
+            requests.finish(2.0, 50 if way.turns else 100, 0.9)
         else:
-            requests.finish(1.0, 50 if way.turns else 100, 0.8)
+            requests.finish(1.0, 50 if way.turns else 100, 1.5)
     assert Way(drafts=False, turns=True) not in seen
     assert requests.ways.of(requests.batch) == Way(drafts=False, turns=False)
 

@@ -22,7 +22,7 @@ from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
 from draftwood.engine.step import Finished, begin, finish, write_out
-from draftwood.engine.ways import Batch, Measured, Way, Ways
+from draftwood.engine.ways import HALVES, Batch, Measured, Way, Ways
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
@@ -229,7 +229,8 @@ class Engine:
             session.may_rest and not session.has_left for session in run.sessions
         )
         counts = not (have_left and way.drafts)
-        self._ways.note(batch, way, Measured(tokens, finished.num_read, run.times.waiting), counts=counts)
+        halves = HALVES if self._costs is None else self._costs.compare_halves(sum(finished.spent.sizes))
+        self._ways.note(batch, way, Measured(tokens, finished.num_read, halves * run.times.elapsed), counts=counts)
         return finished
 
     def _begin(

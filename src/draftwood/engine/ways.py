@@ -6,7 +6,8 @@ takes as long as a pass, one half of the requests can be drafted while the targe
 two halves need two passes, and a pass over half as many positions takes hardly less time.
 
 So batches measure it: tokens per second of each way. The quickest stays; the others are tried again now and then, after
-twice the time whenever they lose. Turns are only tried where the host is busy.
+twice the time whenever they lose. Turns are only tried where they could gain: two halves take the target longer than
+one pass for all, however quick the host is.
 
 Rates depend on the number of requests, so each power of two has its own. Batches of another size than before begin with
 the way of the nearest one.
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 MIN_REQUESTS = 4  # fewer: sizes and pauses of single requests are enough
 MIN_IN_TURNS = 8  # fewer share one pass, whose time hardly depends on their number
-BUSY = 0.55  # share of the time that the host waits, below which turns may pay
+HALVES = 1.5  # times as long as one pass for all: two for half of the requests, if nothing is known about that
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
 CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
 MAX_TRIAL = 4  # times as many passes, if most of them cannot be counted
@@ -61,7 +62,7 @@ class Measured(NamedTuple):
 
     tokens: int  # of answers that it emitted
     num_read: int  # tokens of prompts in it
-    waited: float  # seconds that the host waited for it
+    in_halves: float  # seconds of the target for two passes, each for half of the requests
 
 
 @dataclass(slots=True)
@@ -70,21 +71,21 @@ class Rate:
 
     tokens: float = 0.0
     seconds: float = 0.0
-    waited: float = 0.0
+    in_halves: float = 0.0
     passes: float = 0.0
 
-    def note(self, tokens: int, seconds: float, waited: float) -> None:
+    def note(self, tokens: int, seconds: float, in_halves: float) -> None:
         """Adds a pass, unless it took much longer than the others."""
         if self.passes >= 1.0 and seconds * self.passes > MAX_OUTLIER * self.seconds:
             return
         if seconds * self.passes * MAX_OUTLIER < self.seconds:  # the ones before were such passes
-            self.tokens = self.seconds = self.waited = self.passes = 0.0
-        self.add(tokens, seconds, waited)
+            self.tokens = self.seconds = self.in_halves = self.passes = 0.0
+        self.add(tokens, seconds, in_halves)
 
-    def add(self, tokens: int, seconds: float, waited: float = 0.0) -> None:
+    def add(self, tokens: int, seconds: float, in_halves: float = 0.0) -> None:
         self.tokens = DECAY * self.tokens + tokens
         self.seconds = DECAY * self.seconds + seconds
-        self.waited = DECAY * self.waited + waited
+        self.in_halves = DECAY * self.in_halves + in_halves
         self.passes = DECAY * self.passes + 1.0
 
     @property
@@ -110,7 +111,7 @@ class Choice:
         self._num_read = self._num_emitted = 0.0  # decayed sums
 
     def note(self, num_requests: int, measured: Measured, seconds: float) -> None:
-        tokens, num_read, waited = measured
+        tokens, num_read, in_halves = measured
         self._num_read = DECAY * self._num_read + num_read
         self._num_emitted = DECAY * self._num_emitted + tokens
         self._patience -= 1
@@ -124,7 +125,7 @@ class Choice:
             if rate.passes:
                 self._reading[self.way].add(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
             return
-        rate.note(tokens, seconds, waited)
+        rate.note(tokens, seconds, in_halves)
         if self.is_trial:
             self._left -= 1
             if self._left > 0 and not self._is_clear(num_requests):
@@ -184,13 +185,12 @@ class Choice:
             self._start_trial(due[0])
 
     def _may_pay(self, way: Way) -> bool:
-        """Turns are of no use to a host that waits for the target, and gain little."""
+        """Whether it might be the quickest way: turns, if the host took no time at all."""
         together = way._replace(turns=False)
         if not way.turns or together not in self._answering or self.best is None:
             return True
         rate = self._answering[together]
-        is_busy = rate.passes > 0.0 and rate.waited < BUSY * rate.seconds
-        return is_busy and self._seconds(together) < CLEAR * self._seconds(self.best)
+        return rate.passes > 0.0 and rate.in_halves * self._answering[self.best].per_second < rate.tokens
 
     def _start_trial(self, way: Way) -> None:
         self.is_trial = True

@@ -95,6 +95,11 @@ class LiveCosts:
             self._lines.clear()
         return _look_up(self._lines, self.profile, positions, context, ready)
 
+    def compare_halves(self, positions: int) -> float:
+        """How long two passes over half of the positions take, relative to one over all."""
+        seconds = self.seconds(positions, 0)
+        return 2.0 * seconds[max(positions // 2, 1) - 1] / seconds[positions - 1]
+
     def fixed_seconds(self, positions: int, context: int) -> array[float]:
         """As ``seconds``, by the ``fixed`` curve."""
         return _look_up(self._fixed_lines, self.fixed, positions, context)

@@ -70,6 +70,9 @@ def test_ready_shape_replaces_one_that_is_not() -> None:
     assert decoder.find_ready(wanted, ready + fitting) == fitting[2]
     assert decoder.find_ready(wanted._replace(is_single=True), fitting) == fitting[2]
     assert decoder.find_ready(decoder.Shape(1024, 4, 64, 10), [decoder.Shape(1536, 4, 64, 10)]) is None
+    large = [decoder.Shape(3072, 32, 64, 10), decoder.Shape(2560, 32, 256, 10)]
+    assert decoder.find_ready(decoder.Shape(2048, 32, 64, 10), large) == large[1]
+    assert decoder.find_ready(decoder.Shape(2048, 32, 64, 10), large[:1]) is None  # half as many rows again
 
 
 @given(

@@ -2,8 +2,8 @@
 
 A batch runs in the smallest shape that holds it; the results of padding rows are ignored. If that shape was not
 captured yet and a somewhat larger one was, the batch runs in the larger one. Otherwise a shape's first batch runs
-launch by launch, which compiles its kernels, and is captured after that. Large shapes, of prompts, are captured when
-they come back, and the largest are never captured.
+launch by launch, which compiles its kernels, and is captured after that. Large shapes, of prompts, are fewer; they are
+captured when they come back, and the largest are never captured.
 Cache rows that acceptance moves are recorded, and moved at the start of the next pass.
 """
 
@@ -44,11 +44,12 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024) 
 SEQUENCES = (1, 4, 8, 16, 32, 64, 128, 256)  # close enough that attention is tiled for the nodes of a sequence
 FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of this
+LARGE_SEQUENCES, LARGE_LOGITS = (32, 256), (64, 256, 1024)  # of larger passes: padding is a small part of them
 MAX_CAPTURED = 4096  # positions: larger passes take longer than their launches
 MAX_PASSES = 160  # kept at once
 MAX_SEARCHES = 32  # kept at once
-MAX_WASTE = 2  # times the rows that a batch needs; larger shapes are not used in its place
-MAX_DETOURS = 1000  # batches in a larger shape, which take about as long as preparing their own
+MAX_WASTE, MAX_LARGE_WASTE = 2, 1.25  # times the rows that a batch needs; larger shapes are not used in its place
+MAX_DETOURS, MAX_LARGE_DETOURS = 1000, 16  # batches in a larger shape, which take about as long as preparing their own
 
 PassT = TypeVar("PassT", bound=Pass)
 
@@ -221,8 +222,9 @@ class CudaDecoder(Decoder):
 
     def _detour(self, shape: Shape) -> Shape:
         """A larger shape that is ready, in place of one that is not; the shape itself once detours cost too much."""
-        ready = find_ready(shape, self._passes)
-        if ready is None or self._detours[shape] >= MAX_DETOURS:
+        is_large = shape.num_rows > ROWS[-1]
+        ready = find_ready(shape, [each for each, known in self._passes.items() if known.graph or not is_large])
+        if ready is None or self._detours[shape] >= (MAX_LARGE_DETOURS if is_large else MAX_DETOURS):
             return shape
         self._detours[shape] += 1
         return ready
@@ -282,10 +284,12 @@ def count_rows(batch: PackedBatch) -> int:
 def find_ready(shape: Shape, ready: Iterable[Shape]) -> Shape | None:
     """The smallest of the ready shapes that can run the batches of ``shape``. Compiling kernels and capturing a graph
     takes so long that running requests should not wait for it."""
+    is_large = shape.num_rows > ROWS[-1]
+    most = MAX_LARGE_WASTE * shape.num_rows if is_large else min(MAX_WASTE * shape.num_rows, ROWS[-1])
     fitting = [
         other
         for other in ready
-        if shape.num_rows <= other.num_rows <= min(MAX_WASTE * shape.num_rows, ROWS[-1])
+        if shape.num_rows <= other.num_rows <= most
         and other.num_sequences >= shape.num_sequences
         and other.num_logits >= shape.num_logits
         and (other.num_logits > 0) == (shape.num_logits > 0)
@@ -311,7 +315,8 @@ def list_ready(num_sequences: int, ready: Iterable[Shape]) -> tuple[int, ...]:
 
 def _choose_shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, ...]) -> Shape:
     num_rows = _round_up(count_rows(batch), ROWS)
-    num_sequences = min(_round_up(len(batch.segments), SEQUENCES), num_rows)
+    sizes = SEQUENCES if num_rows <= ROWS[-1] else LARGE_SEQUENCES
+    num_sequences = min(_round_up(len(batch.segments), sizes), num_rows)
     return Shape(num_rows, num_sequences, _count_logits(num_rows, num_wanted), num_best, taps)
 
 
@@ -321,7 +326,7 @@ def _count_logits(num_rows: int, num_wanted: int) -> int:
         return num_rows if num_wanted else 0
     if num_wanted <= FEW_LOGITS:
         return min(FEW_LOGITS, num_rows)
-    return num_rows if num_rows <= ROWS[-1] else _round_up(num_wanted, ROWS)
+    return num_rows if num_rows <= ROWS[-1] else _round_up(num_wanted, LARGE_LOGITS)
 
 
 def _round_up(size: int, sizes: Sequence[int]) -> int:
