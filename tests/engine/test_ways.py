@@ -42,7 +42,8 @@ class Requests:
         self, num_passes: int, *, host: float, device: float, together: float = 1.0, in_halves: float = 2.0
     ) -> list[bool]:
         """``host``: seconds for the drafts of all requests; ``device``: for their pass. A half takes the host half of
-        that and the device as long, if both work at once; ``together``: all at once take so many times less."""
+        that and the device as long, if both work at once; ``together``: all at once take so many times less.
+        ``in_halves``: what two halves are believed to take, in passes."""
         turns = []
         for _ in range(num_passes):
             turns.append(self.ways.of(self.batch).turns)

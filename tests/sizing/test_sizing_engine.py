@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from draftwood.drafters import Drafter, DraftRequest, PromptRows
 from draftwood.drafters.stand import StandDrafter
 from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.live import LiveCosts
+from draftwood.sizing.sizer import Sizer
 from draftwood.text.bytes import VOCAB_SIZE
 from tests.conftest import logits_after
 from tests.tools.engine import CHOOSING, PROMPTS, OracleDrafter, WildDrafter, make_llm
@@ -156,3 +158,21 @@ def test_prompt_logits_are_read_if_profitable(costs: CostProfile, read: bool) ->
     ReadingDrafter.rows = 0
     make_llm(budget=8).generate(PROMPTS[:1], params, drafter=ReadingDrafter)
     assert ReadingDrafter.rows > 0  # an explicit budget enables the whole method
+
+
+@pytest.mark.parametrize("costs", ["free"], indirect=True)
+@pytest.mark.parametrize("first", [True, False])
+def test_whether_prompt_logits_are_read_is_decided_once(
+    costs: CostProfile, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all chunks of a prompt: other requests come and go meanwhile."""
+    answers = itertools.chain([first], itertools.repeat(not first))
+    monkeypatch.setattr(Sizer, "reads_prompt", lambda *_: next(answers))
+    llm, params = auto_llm(prefill_chunk=4), SamplingParams(max_tokens=4)
+    prompt = PROMPTS[0]
+    ReadingDrafter.learn(llm, [prompt], params)
+    ReadingDrafter.rows = 0
+    answers = itertools.chain([first], itertools.repeat(not first))
+    num_tokens = llm.generate([prompt], params, drafter=ReadingDrafter)[0].stats.prompt_tokens
+    assert ReadingDrafter.rows == (num_tokens - 1 if first else 0)
+    assert num_tokens > 8

@@ -187,10 +187,10 @@ class Engine:
     def _cycle(self, before_wait: Callable[[], None]) -> list[TokenEvent]:
         """Runs a cycle: all of it, or with the next pass already running, where passes do not block the host.
 
-        Where the host is slower than the target, the drafts of one half are made while the target verifies those of the
-        other (ways.py). Logits can be read only after the following pass too, so requests that read logits, or whose
-        draft model runs on the same device, gain nothing and run together. Then the next pass is launched before the
-        tokens of the last one are written out.
+        Where that is quicker, the drafts of one half are made while the target verifies those of the other (ways.py).
+        Logits can be read only after the following pass too, so requests that read logits, or whose draft model runs on
+        the same device, gain nothing and run together. Then the next pass is launched before the tokens of the last one
+        are written out.
         """
         running, before = self._scheduler.running, self._in_flight
         if self.target.num_lanes == 1:
@@ -229,8 +229,11 @@ class Engine:
             session.may_rest and not session.has_left for session in run.sessions
         )
         counts = not (have_left and way.drafts)
-        halves = HALVES if self._costs is None else self._costs.compare_halves(sum(finished.spent.sizes))
-        self._ways.note(batch, way, Measured(tokens, finished.num_read, halves * run.times.elapsed), counts=counts)
+        in_halves = 0.0  # only of interest where it decides whether to try turns
+        if batch.may_turn and not (way.turns or finished.num_read):
+            halves = HALVES if self._costs is None else self._costs.compare_halves(sum(finished.spent.sizes))
+            in_halves = halves * run.times.elapsed
+        self._ways.note(batch, way, Measured(tokens, finished.num_read, in_halves), counts=counts)
         return finished
 
     def _begin(

@@ -87,14 +87,17 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
-    reads_prompt = is_new and session.drafter.wants_prompt_logits and _pays_to_read(session, num_sessions)
+    if session.learns_prompt is None:
+        session.learns_prompt = session.drafter.wants_prompt_logits and _pays_to_learn(session, num_sessions)
+    reads_prompt = is_new and session.learns_prompt
     return Segment(session.sequence, part, chain_parents(len(part)), len(part) if reads_prompt else 0)
 
 
-def _pays_to_read(session: Session, num_sessions: int) -> bool:
-    """Whether the drafter should get the logits of the prompt."""
-    sizer, num_sharing = session.sizer, num_sessions if session.params.is_greedy else 1  # a seed determines draws
-    return sizer is None or sizer.reads_prompt(session.num_prompt, session.max_tokens, num_sharing)
+def _pays_to_learn(session: Session, num_sessions: int) -> bool:
+    """Whether the drafter should get the logits of what is left of the prompt."""
+    sizer, num_left = session.sizer, session.num_read - 1 - session.num_committed
+    num_sharing = num_sessions if session.params.is_greedy else 1  # draws must not depend on other requests
+    return sizer is None or sizer.reads_prompt(num_left, session.max_tokens, num_sharing)
 
 
 def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
@@ -115,8 +118,7 @@ def collect(launched: Pass) -> Answer:
     output = launched.flight.wait()
     choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
     now, times = time.perf_counter(), launched.times
-    times.waiting = now - started
-    times.passing += times.waiting
+    times.passing += now - started
     times.elapsed = now - times.launched
     return Answer(launched, output, choices)
 

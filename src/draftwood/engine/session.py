@@ -54,6 +54,7 @@ class Session:
         self.num_wanted = 1  # nodes that it was allowed
         self.draft_seconds = 0.0  # of that tree
         self.learn_seconds = 0.0  # that the drafter took to learn from the last one
+        self.learns_prompt: bool | None = None  # whether its drafter gets the prompt's logits; None: not decided yet
         self.has_begun = False  # whether its drafter knows the prompt
         self.is_resting = False  # whether its drafter is left out of this cycle
         self.has_left = False  # whether its drafter is left out of all further cycles

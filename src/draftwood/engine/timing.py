@@ -14,7 +14,6 @@ class Times:
     launched: float = 0.0  # when the pass was launched, by the clock of ``time.perf_counter``
     drafting: float = 0.0  # of the host, before the pass
     passing: float = 0.0  # launching the pass and waiting for it
-    waiting: float = 0.0  # the part of it that is waiting
     elapsed: float = 0.0  # from the launch of the pass to its answer
     accepting: float = 0.0  # of the host, after the pass
 

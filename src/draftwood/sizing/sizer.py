@@ -66,7 +66,7 @@ class Experience:
         self.watch = WatchRecord()
 
     def note_draft(self, drafting: float, learning: float) -> None:
-        """Seconds of a request's cycle."""
+        """Seconds of a cycle for a request."""
         self.draft_seconds = _follow(self.draft_seconds, drafting)
         self.learn_seconds = _follow(self.learn_seconds, learning)
 
@@ -107,8 +107,9 @@ class Sizer:
     def reads_prompt(self, num_tokens: int, max_tokens: int, num_requests: int) -> bool:
         """Whether computing logits of a prompt pays: drafters learn alternatives from them, which save a pass now and
         then. Where a large pass is limited by arithmetic, hundreds of rows take longer than that. And the requests of a
-        batch share the passes that are saved, but not the prompts."""
-        seconds = self._costs.seconds(self._largest, 0)
+        batch share the passes that are saved, but not the prompts. Draws may follow from it, so it does not depend on
+        times of this run."""
+        seconds = self._costs.fixed_seconds(self._largest, 0)
         per_pass = seconds[0]
         per_position = (seconds[self._largest - 1] - per_pass) / max(self._largest - 1, 1)
         if per_position > MAX_POSITION_COST * per_pass:
@@ -254,7 +255,7 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 
 def _note_drafts(drafted: Sequence[Drafted]) -> None:
-    """Of a batch: once for each drafter, in the mean, since its trees are drafted together."""
+    """Of a batch: once for each drafter, in the mean."""
     known: dict[Experience, list[tuple[float, float]]] = {}
     for sizer, _, drafting, learning in drafted:
         if sizer._has_drafted:

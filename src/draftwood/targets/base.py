@@ -212,7 +212,7 @@ class Target(ABC):
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
-        """Commits ``nodes``, a path of the pending tree from node 0; drops the other nodes.
+        """Commits ``nodes``, a path of the pending tree from node 0, ascending; drops the other nodes.
 
         Keys already have their final positions, so cache rows are moved and nothing is recomputed.
         """

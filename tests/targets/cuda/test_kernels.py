@@ -258,7 +258,12 @@ class TurningHeads:
 @runs_kernels
 @pytest.mark.parametrize("dim", [16, 96])
 @pytest.mark.parametrize("normed", [False, True])
-def test_queries_are_rotated_and_keys_are_written_to_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("at_once", [2, rows.HEADS_AT_ONCE])
+def test_queries_are_rotated_and_keys_are_written_to_slots(
+    dim: int, normed: bool, at_once: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one program for all heads of a row, or by several."""
+    monkeypatch.setattr(rows, "HEADS_AT_ONCE", at_once)
     case = TurningHeads(4, dim, normed, dtype)
     qkv = noise(4, 7 * dim, dtype=dtype)
     before = qkv.view(4, 7, dim).clone()

@@ -42,9 +42,9 @@ from draftwood.targets.toprows import MAX_TOP_K, TopRows
 # Sizes of passes. Few, so that the traffic of a server needs few shapes: each is captured separately.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # positions
 SEQUENCES = (1, 4, 8, 16, 32, 64, 128, 256)  # close enough that attention is tiled for the nodes of a sequence
-FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows
+FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows, up to ROWS
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of this
-LARGE_SEQUENCES, LARGE_LOGITS = (32, 256), (64, 256, 1024)  # of larger passes: padding is a small part of them
+LARGE_SEQUENCES, LARGE_LOGITS = (1, 32, 256), (64, 256, 512, 1024)  # of larger passes: padding is a small part of them
 MAX_CAPTURED = 4096  # positions: larger passes take longer than their launches
 MAX_PASSES = 160  # kept at once
 MAX_SEARCHES = 32  # kept at once
@@ -223,7 +223,9 @@ class CudaDecoder(Decoder):
     def _detour(self, shape: Shape) -> Shape:
         """A larger shape that is ready, in place of one that is not; the shape itself once detours cost too much."""
         is_large = shape.num_rows > ROWS[-1]
-        ready = find_ready(shape, [each for each, known in self._passes.items() if known.graph or not is_large])
+        ready = find_ready(
+            shape, [each for each, known in self._passes.items() if known.graph is not None or not is_large]
+        )
         if ready is None or self._detours[shape] >= (MAX_LARGE_DETOURS if is_large else MAX_DETOURS):
             return shape
         self._detours[shape] += 1
