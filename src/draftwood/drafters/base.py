@@ -171,9 +171,9 @@ class Drafter(ABC):
 
         Chunks come in order, between ``begin`` and the first ``propose``, if ``wants_prompt_logits`` or ``wants_taps``
         is set. Left out are tokens that were already cached, tokens that another sample of the prompt prefilled, and
-        the last prompt token, which is the first root. With ``budget="auto"`` there are no chunks where logits of the
-        prompt do not pay (sizing/sizer.py). With ``wants_taps`` and not ``allows_gaps``, the whole prompt but its last
-        token is prefilled and passed here.
+        the last prompt token, which is the first root. With ``budget="auto"`` a prompt is left out if computing its
+        logits would take longer than the passes that they save (``Sizer.reads_prompt``). With ``wants_taps`` and not
+        ``allows_gaps``, the whole prompt but its last token is prefilled and passed here.
         For the top-k tokens call ``rows.best(k)`` and set ``wants_top``, so that the target computes them in its pass.
         """
 

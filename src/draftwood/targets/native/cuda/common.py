@@ -47,13 +47,13 @@ def prefetch(address, BYTES: tl.constexpr):
 
 
 @triton.jit
-def rms_norm(x, norm, at, inside, eps, D: tl.constexpr):
-    """RMS norm of a row in float32, rounded before the weight is applied, as in the reference.
+def rms_norm(x, norm, at, inside, eps, D: tl.constexpr, AXIS: tl.constexpr = 0):
+    """RMS norm of a row, or of several (AXIS 1), in float32, rounded before the weight is applied, as in the reference.
 
     Entries of ``x`` beyond D are zeros. ``at`` are the indices of the weights in ``norm``.
     """
     wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / D + eps)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=AXIS, keep_dims=AXIS > 0) / D + eps)
     weight = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
     return ((wide * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype)
 

@@ -42,7 +42,7 @@ from draftwood.targets.toprows import MAX_TOP_K, TopRows
 # Sizes of passes. Few, so that the traffic of a server needs few shapes: each is captured separately.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # positions
 SEQUENCES = (1, 4, 8, 16, 32, 64, 128, 256)  # close enough that attention is tiled for the nodes of a sequence
-FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows, up to ROWS
+FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes those of all its up to 1,024 rows
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of this
 LARGE_SEQUENCES, LARGE_LOGITS = (1, 32, 256), (64, 256, 512, 1024)  # of larger passes: padding is a small part of them
 MAX_CAPTURED = 4096  # positions: larger passes take longer than their launches

@@ -76,16 +76,13 @@ def _rotate(
     here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head[:, None] * D
     x = tl.load(here + at[None, :], mask=inside, other=0.0)
     partner = tl.load(here + other[None, :], mask=inside, other=0.0)
-    own, theirs = x.to(tl.float32), partner.to(tl.float32)
+    own, theirs = x, partner
     if QK_NORM:
         norm = tl.where(head < HEADS, q_norm, k_norm)[:, None]
         # Both norms divide by the same sum of squares: x and partner each hold the whole head.
-        scale = tl.rsqrt(tl.sum(own * own, axis=1) / D + eps)[:, None]
-        weight = tl.load(norm + at[None, :], mask=inside, other=0.0).to(tl.float32)
-        other_weight = tl.load(norm + other[None, :], mask=inside, other=0.0).to(tl.float32)
-        own = ((own * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype).to(tl.float32)
-        theirs = ((theirs * scale).to(x.dtype).to(tl.float32) * other_weight).to(x.dtype).to(tl.float32)
-    rotated = (own * c + theirs * s).to(x.dtype)
+        own = rms_norm(x, norm, at[None, :], inside, eps, D, AXIS=1)
+        theirs = rms_norm(partner, norm, other[None, :], inside, eps, D, AXIS=1)
+    rotated = (own.to(tl.float32) * c + theirs.to(tl.float32) * s).to(x.dtype)
     is_query, is_value = head < HEADS, head >= HEADS + KV
     tl.debug_barrier()  # all threads have read before any writes
     tl.store(here + at[None, :], rotated, mask=inside & is_query[:, None])
