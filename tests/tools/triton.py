@@ -38,7 +38,7 @@ def run_interpreted(test_file: str) -> None:
 
 
 def patch_interpreter() -> None:
-    """Fix defects of the interpreter in some versions: loop bounds under numpy 2.4, bfloat16 (products; it
+    """Fix defects of the interpreter in some versions: loop bounds under numpy 2.4, bfloat16 (products, constants; it
     truncates where a GPU rounds), integer masks, and slow calls."""
     import triton.language as tl
     from triton.runtime import interpreter
@@ -71,6 +71,11 @@ def patch_interpreter() -> None:
         )
         return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
+    def constant(_: Any, value: float) -> Any:
+        return interpreter.TensorHandle(
+            convert(np.array([value], np.float32), tl.float32, tl.bfloat16, None), tl.bfloat16
+        )
+
     masked_load = interpreter.InterpreterBuilder.create_masked_load
 
     def load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
@@ -86,6 +91,7 @@ def patch_interpreter() -> None:
 
     interpreter.InterpretedFunction.__call__ = call
     interpreter._patch_lang_tensor = with_index
+    interpreter.InterpreterBuilder.get_bf16 = constant
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.create_masked_load = load
     interpreter.InterpreterBuilder.create_si_to_fp = from_integer
