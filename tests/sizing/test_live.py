@@ -56,7 +56,7 @@ def large_target() -> NativeTarget:
 def probed(target: NativeTarget | None = None) -> LiveCosts:
     target = target or tiny_target()
     found = known_costs(target)
-    probe_costs(target, found)
+    probe_costs(target, found, found.largest)
     return found
 
 
@@ -269,7 +269,7 @@ def test_a_stored_curve_is_checked_and_only_lowered(monkeypatch: pytest.MonkeyPa
     )
     save_profile(INFO, replace(usual, seconds=first, first=first))
     found = known_costs(target)
-    probe_costs(target, found)
+    probe_costs(target, found, found.largest)
     assert set(clock.passes) == set(live.CHECKED)
     line, before = found.profile.of(16, 0), replace(usual, seconds=first).of(16, 0)
     assert line[7] == pytest.approx(usual.seconds[0][0] * FLAT[SIZES.index(8)], rel=0.02)
@@ -277,5 +277,32 @@ def test_a_stored_curve_is_checked_and_only_lowered(monkeypatch: pytest.MonkeyPa
     assert found.fixed.seconds == first  # a seed gives the same text as before
     Clock(9.0 * usual.seconds[0][0], STEEP, monkeypatch)  # the machine is busy
     again = known_costs(target)
-    probe_costs(target, again)
+    probe_costs(target, again, again.largest)
     assert again.profile.of(16, 0) == pytest.approx(known_costs(target).profile.of(16, 0))
+
+
+@pytest.mark.parametrize("max_batch", [1, 32])
+def test_passes_of_batches_are_timed_where_there_are_batches(max_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that is not prepared would be compiled first, which takes a thousand times as long."""
+    target = tiny_target(cache_tokens=4096)
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512)
+    target.info = replace(target.info, device=torch.device("cuda"), pass_sizes=sizes, context_length=4096)
+    prepared, timed = list[int](), set[int]()
+
+    def time_pass(_: object, __: int, size: int) -> float:
+        timed.add(size)
+        return 1e-3 * (1.0 + 0.004 * size if size <= prepared[0] else 1000.0)
+
+    monkeypatch.setattr(live, "time_pass", time_pass)
+    monkeypatch.setattr(costs, "machine", lambda _: "a GPU")
+    monkeypatch.setattr(NativeTarget, "prepare", lambda _self, largest, _progress: prepared.append(largest))
+    for _ in range(2):  # the second engine starts from the stored curve
+        prepared.clear(), timed.clear()
+        with LLM.from_target(target, ByteTokenizer(), drafter="pld", budget="auto", max_batch=max_batch) as llm:
+            assert llm.budget == 128  # of a single tree
+            line = llm.engine._costs.seconds(512, 0)  # type: ignore[union-attr]
+        assert prepared == [128 if max_batch == 1 else 512]
+        assert max(timed) <= prepared[0]
+        assert line[127] == pytest.approx(1e-3 * (1.0 + 0.004 * 128), rel=0.02)
+        if max_batch > 1:
+            assert line[511] == pytest.approx(1e-3 * (1.0 + 0.004 * 512), rel=0.02)

@@ -70,8 +70,9 @@ class Engine:
         with self._lock:
             if self._costs is None:
                 costs = known_costs(self.target)
-                self._prepare(costs.largest)  # stored costs were measured without preparing anything
-                probe_costs(self.target, costs)
+                largest = costs.largest_pass(self._options.max_batch)
+                self._prepare(largest)  # stored costs were measured without preparing anything
+                probe_costs(self.target, costs, largest)
                 self._costs = costs
             return self._costs.largest
 

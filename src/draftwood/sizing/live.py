@@ -39,7 +39,7 @@ PROBE_SECONDS = 0.5
 PROBED = (1, 1, 8, 32, 4, 16, 2, 64)  # in this order; the first pass of all is slow
 PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
-CHECKED, CHECK_ROUNDS = (1, 8, 4, 16), 2  # of a stored curve
+CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve
 FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
 IN_COMMON = 0.75  # part of a change that sizes without a reading take over: other processes slow down all of them
 MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
@@ -73,7 +73,12 @@ class LiveCosts:
 
     @property
     def largest(self) -> int:
+        """Positions of the largest tree to consider."""
         return self.profile.largest
+
+    def largest_pass(self, max_requests: int) -> int:
+        """Positions of the largest pass whose time is of interest: the trees of several requests share one."""
+        return self.largest if max_requests == 1 else self.profile.sizes[-1]
 
     @property
     def is_measured(self) -> bool:
@@ -204,13 +209,16 @@ def known_costs(target: Target) -> LiveCosts:
     return LiveCosts(estimate_costs(target.info, room), is_estimate=True)
 
 
-def probe_costs(target: Target, costs: LiveCosts) -> None:
-    """Times a few passes if ``costs`` were not measured. If they are a mere estimate, the result is stored."""
+def probe_costs(target: Target, costs: LiveCosts, largest: int) -> None:
+    """Times a few passes over up to ``largest`` positions, for which the target is prepared, if ``costs`` were not
+    measured. If they are a mere estimate, the result is stored."""
+    sizes = tuple(size for size in costs.profile.sizes if size <= largest)
     if costs.is_estimate:
-        costs.start(_probe(target, costs.profile, PROBE_SECONDS, _probed_sizes(costs.profile.sizes)))
+        costs.start(_probe(target, costs.profile, PROBE_SECONDS, _probed_sizes(sizes)))
         _store(target.info, costs)
     elif not costs.is_measured:
-        known = [size for size in CHECKED if size in costs.profile.sizes]
+        # Those of batches may never have been timed: an engine for single requests leaves them as they are.
+        known = [size for size in sizes if size in CHECKED or size > costs.largest]
         costs.check(_probe(target, costs.profile, CHECK_SECONDS, known * CHECK_ROUNDS))
 
 
