@@ -25,7 +25,8 @@ def test_every_drafter_has_a_row_per_batch(
     assert {"draft", "fit_trees", "launch", "accept_trees", "learn", "write"} < set(header)
     assert [row[:2] for row in rows] == [[name, batch] for name in ("plain", "goose", "pld") for batch in ("1", "3")]
     for row in rows:
-        nodes, _, *times, total = map(float, row[2:])
+        nodes, _, *times, total, waiting = map(float, row[2:])
         assert nodes >= 1.0
         assert sum(times) == pytest.approx(total, abs=1.0)
+        assert 0.0 < waiting < total
         assert (nodes == 1.0) == (row[0] == "plain") or more == ("--temperature", "0.8")

@@ -67,12 +67,14 @@ class Calls:
         monkeypatch.setattr(Ways, "of", lambda *_: TOGETHER)  # whatever it measures here
 
 
-def run(name: str, num_tokens: int = 40, target: Target | None = None) -> list[list[int]]:
+def run(
+    name: str, num_tokens: int = 40, target: Target | None = None, params: SamplingParams | None = None
+) -> list[list[int]]:
     target = target or tiny_target()
     engine = Engine(target, ByteTokenizer(), EngineOptions(budget="auto", max_batch=len(PROMPTS)))
     options = {"model": "tiny"} if name == "sps" else {}
     factory = make_factory(name, options, target, codec=ByteTokenizer())
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    params = params or SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     ids = []
     for prompt in PROMPTS:
         ids += engine.submit(

@@ -38,8 +38,8 @@ def _needs_only_the_target(cls: type[Drafter]) -> bool:
 # Registered drafters that need only the target. The others have their own tests: `rest` with a datastore,
 # neural drafters in tests/drafters/neural.
 STANDALONE = {name: cls for name, cls in drafter_classes().items() if _needs_only_the_target(cls)}
-CHOOSING = [name for name, cls in STANDALONE.items() if not cls.draws_by_default]
-DRAWING = [name for name, cls in STANDALONE.items() if cls.draws_by_default]
+CHOOSING = [name for name, cls in STANDALONE.items() if not cls.draws]
+DRAWING = [name for name, cls in STANDALONE.items() if cls.draws]
 COPYING = [name for name, cls in STANDALONE.items() if cls.copies_text]
 
 

@@ -164,7 +164,8 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
  * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What nodes
  * teach counts like tokens, but is not expected. The forest `ints [4][stride], probs [stride]` receives the trees side
- * by side; `sizes` their sizes, `expected` their tokens. Returns 0 if out of memory. */
+ * by side; `sizes` their sizes, `expected` their tokens, and after those the lowest chance of a kept guess, 0 if none is
+ * kept. Returns 0 if out of memory. */
 int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double tokens, const double *seconds,
                   double fixed, double per_node, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
                   double *expected) {
@@ -201,7 +202,13 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
         const double rate = tokens / (seconds[n + i - 1] + fixed + per_node * (double)i);
         if (rate > best_rate) best = i, best_rate = rate;
     }
-    for (int64_t i = 0; i < best; i++) kept[(uint32_t)keys[i]] = 1;
+    double least = best ? 1.0 : 0.0;
+    for (int64_t i = 0; i < best; i++) {
+        const double chance = chances[(uint32_t)keys[i]] / rules->hope;
+        kept[(uint32_t)keys[i]] = 1;
+        if (chance < least) least = chance;
+    }
+    expected[n] = least;
     for (int64_t i = 0, first = 0, start = 0; i < n; first += offers[i++].tree.size) {
         const Tree *t = &offers[i].tree;
         sizes[i] = copy_kept(t, kept + first, numbers, stride, ints, probs, start);

@@ -107,12 +107,15 @@ class Drafter(ABC):
     guesses_from: ClassVar[str] = ""  # where the guesses come from
     tree_shape: ClassVar[str] = ""  # how the tree is built, with default options
     copies_text: ClassVar[bool] = False  # whether it copies from ``known_text``, and so profits from a prediction
-    draws_by_default: ClassVar[bool] = False  # whether children are sampled: seeds give other texts than plain
     is_calibrated: ClassVar[bool] = False  # whether probabilities of nodes are learned acceptance rates
     Options: ClassVar[type[Any]] = NoOptions
+    draws: bool = (
+        False  # whether it draws children when sampling: then its trees decide which text a seed gives
+    )
     wants_prompt_logits: bool = False  # whether prefill computes logits for ``read_prompt``
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
+    min_chance: float = 0.0  # of a path: less likely guesses do not pay; set before ``propose`` if ``is_calibrated``
     lesson: float = 0.0  # tokens that later trees gain from the first node that is verified, even if it is wrong
     wants_taps: tuple[int, ...] = ()  # layers whose hidden states it reads, as in ``Target.set_taps``
     allows_gaps: bool = False  # with ``wants_taps``: whether it can do without those of cached tokens

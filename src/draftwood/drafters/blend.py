@@ -226,7 +226,8 @@ class BlendDrafter(TransitionDrafter):
         compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
         depth = drafters[0].options.depth
         if not heads and len(compiled) == len(drafters):
-            return propose_blends(compiled, budgets, depth, MIN_VALUE)
+            least = max(min([drafter.min_chance for drafter in drafters]), MIN_VALUE)
+            return propose_blends(compiled, budgets, depth, least)
         limits = [BlendLimits(budget, depth, MIN_VALUE) for budget in budgets]
         if not heads:
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]

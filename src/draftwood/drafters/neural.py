@@ -104,6 +104,7 @@ class NeuralDrafter(Drafter):
 
     def __init__(self, options: NeuralOptions, shared: SharedDraftModel, memory: None = None) -> None:
         super().__init__(options, shared, memory)
+        self.draws = options.draw
         self.wants_taps = shared.model.taps
         self._model = shared.model
         self._sequence: int | None = None  # in the draft model's cache; None: no room, so nothing is drafted

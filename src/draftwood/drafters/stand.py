@@ -47,7 +47,7 @@ class StandDrafter(Drafter):
     summary = "STAND: a static tree with children sampled from stored n-gram distributions"
     guesses_from = "the target's distributions after the same n-grams"
     tree_shape = "static, children sampled"
-    draws_by_default = True
+    draws = True
     Options = StandOptions
     wants_prompt_logits = True
     memory: NgramTables
@@ -55,6 +55,7 @@ class StandDrafter(Drafter):
 
     def __init__(self, options: StandOptions, shared: TreeShape, memory: NgramTables) -> None:
         super().__init__(options, shared, memory)
+        self.draws = options.draw != "chosen"
         self.wants_prompt_logits = options.harvest_prompt
         self.wants_top = options.top_k
 

@@ -38,6 +38,8 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = 
         if (session.is_resting or session.num_skipped or not session.has_begun) and not session.wake():
             continue
         session.num_wanted = 1 if waits else _count_wanted(session)
+        if sizer is not None and drafter.is_calibrated:
+            drafter.min_chance = sizer.min_chance
         if session.draft_group is None:
             _draft_one(session)
         else:

@@ -96,7 +96,7 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
 def _pays_to_learn(session: Session, num_sessions: int) -> bool:
     """Whether the drafter should get the logits of what is left of the prompt."""
     sizer, num_left = session.sizer, session.num_read - 1 - session.num_committed
-    num_sharing = num_sessions if session.params.is_greedy else 1  # draws must not depend on other requests
+    num_sharing = 1 if session.draws else num_sessions  # draws must not depend on other requests
     return sizer is None or sizer.reads_prompt(num_left, session.max_tokens, num_sharing)
 
 

@@ -71,9 +71,11 @@ class Session:
         self.error: Exception | None = None
         # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
         self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
-        # Whether its drafts may be left out because of measured times: not if a seed determines them.
+        # Whether its drafts decide, with a seed, which text comes out. Then they must not depend on measured times.
+        self.draws = drafter.draws and not self.params.is_greedy
+        # Whether its drafts may be left out because of measured times.
         can_pause = drafter.can_rest or drafter.can_leave
-        self.may_rest = self.drafts and sizer is not None and can_pause and self.params.is_greedy
+        self.may_rest = self.drafts and sizer is not None and can_pause and not self.draws
         # Whether acceptance or the caller needs more than greedy choices.
         wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles
         self.reads_logits = not self.takes_choices or wants_rows
@@ -197,4 +199,4 @@ class Session:
         self.stats.reused_tokens = reused
         self.admitted = time.perf_counter()
         if self.sizer is not None:
-            self.sizer.begin(pausing=self.params.is_greedy)  # draws must not depend on the clock
+            self.sizer.begin(pausing=not self.draws)

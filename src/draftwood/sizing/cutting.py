@@ -45,6 +45,7 @@ class PassCosts(NamedTuple):
 class Cut(NamedTuple):
     trees: list[DraftTree]
     expected: list[float]  # tokens of each request
+    least: float  # lowest chance of a guess that was kept; 0: none was
 
 
 def cut_trees(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
@@ -73,7 +74,7 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
         ]
     )
     forest = Forest(sum([offer.tree.size for offer in offers]))
-    sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(8 * len(offers)))
+    sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(8 * len(offers) + 8))
     done = compiled[0].core.cut(
         len(offers),
         given,
@@ -94,7 +95,8 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
     for (tree, *_), size in zip(offers, sizes, strict=True):
         trees.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
         start += size
-    return Cut(trees, expected.tolist())
+    *tokens, least = expected
+    return Cut(trees, tokens, least)
 
 
 def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
@@ -124,11 +126,13 @@ def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: P
         if rate > best_rate:
             best, best_rate = size, rate
     kept: list[list[int]] = [[0] for _ in offers]
+    least = 1.0 if best else 0.0
     for number, node in order[:best]:
         kept[number].append(node)
+        least = min(least, chances[number][node] / DISCOUNT)
     trees = [offer.tree.select(sorted(nodes)) for offer, nodes in zip(offers, kept, strict=True)]
     expected = [1.0] * len(offers)
     for number, nodes in enumerate(kept):
         for node in sorted(nodes)[1:]:
             expected[number] += chances[number][node] / DISCOUNT
-    return Cut(trees, expected)
+    return Cut(trees, expected, least)

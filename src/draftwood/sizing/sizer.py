@@ -37,6 +37,8 @@ PASSES_SAVED = 0.02  # for each token of an answer, by what drafters learn from 
 USUAL_ANSWER = 256  # tokens: most are not longer, whatever is allowed
 SMALL_PASS = 4  # positions
 MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
+LEAST_RISE, LEAST_FALL = 1.1, 0.5  # of the least chance that pays: at most per cycle; if no guess was worth its cost
+MARGIN = 0.5  # times the least chance that paid: what might still pay in the next cycle
 
 
 class Load(NamedTuple):
@@ -64,6 +66,14 @@ class Experience:
         self.draft_seconds = 0.0  # per cycle, running mean
         self.learn_seconds = 0.0  # likewise
         self.watch = WatchRecord()
+        self.least = 0.0  # chance of the least likely guesses that were verified lately; 0: not known
+
+    def note_least(self, least: float) -> None:
+        """Takes the lowest chance of a guess that paid in this cycle; 0: none did. It rises slowly: cycles differ."""
+        if not least:
+            self.least *= LEAST_FALL
+        else:
+            self.least = min(least, LEAST_RISE * self.least) if self.least else least
 
     def note_draft(self, drafting: float, learning: float) -> None:
         """Seconds of a cycle for a request."""
@@ -103,6 +113,11 @@ class Sizer:
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
         return 1 if self._watch.pause_left else self._wanted
+
+    @property
+    def min_chance(self) -> float:
+        """Chance of a path below which a guess would not be verified."""
+        return MARGIN * self._drafter.least
 
     def reads_prompt(self, num_tokens: int, max_tokens: int, num_requests: int) -> bool:
         """Whether computing logits of a prompt pays: drafters learn alternatives from them, which save a pass now and
@@ -207,11 +222,13 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     drafting = sum([drafter.draft_seconds for drafter in drafters])
     learning = sum([drafter.learn_seconds for drafter in drafters])
     fixed = drafting + host.per_request * len(drafted)
-    trees, expected = cut_trees(
+    trees, expected, least = cut_trees(
         [sizer._guesses for sizer in sizers],
         offers,
         PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node),
     )
+    for drafter in set(drafters):
+        drafter.note_least(least)
     kept = [tree.size for tree in trees]
     roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
