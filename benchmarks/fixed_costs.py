@@ -49,6 +49,7 @@ from draftwood.sizing import CostProfile, LiveCosts  # noqa: E402
 from draftwood.targets import load_target  # noqa: E402
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+CONTEXTS = (0, 1000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,7 @@ class Costs:
     """Milliseconds."""
 
     passes: tuple[float, ...]  # of the target, by SIZES
+    context: tuple[float, float] = (0.0, 0.0)  # for each 1,000 tokens: of a pass, and of each of its positions
     head_pass: float
     head_row: float  # further rows of a pass of the head
     cycle: float  # of the host, whatever the drafter
@@ -66,6 +68,7 @@ class Costs:
 COSTS = {
     "avx512": Costs(
         passes=(10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0, 136.0, 180.0),
+        context=(2.5, 1.2),
         head_pass=1.3,
         head_row=0.1,
         cycle=0.5,
@@ -91,8 +94,16 @@ COSTS = {
 }
 
 
-def seconds_of_pass(costs: Costs, segments: Sequence[Any]) -> float:
-    return float(np.interp(sum(len(segment.token_ids) for segment in segments), SIZES, costs.passes)) / 1e3
+def seconds_of_pass(costs: Costs, target: Any, segments: Sequence[Any]) -> float:
+    """Those of trees: the passes of prompts are not counted."""
+    rows = sum(len(segment.token_ids) for segment in segments)
+    context = sum(target.length(segment.sequence) for segment in segments) / len(segments)
+    return seconds_after(costs, rows, context)
+
+
+def seconds_after(costs: Costs, rows: int, context: float) -> float:
+    per_pass, per_row = costs.context
+    return (float(np.interp(rows, SIZES, costs.passes)) + (per_pass + per_row * rows) * context / 1e3) / 1e3
 
 
 def seconds_of_head(costs: Costs, segments: Sequence[Any]) -> float:
@@ -133,8 +144,8 @@ def prepare(method: str, loaded: Any, args: argparse.Namespace, costs: Costs) ->
     llm = make_llm(method, loaded, args.memory)
     if "@" not in method:
         assert llm.engine.budget
-        seconds = tuple(each / 1e3 for each in costs.passes)
-        llm.engine._costs = LiveCosts(CostProfile(SIZES, (16,), (seconds,)))
+        rows = tuple(tuple(seconds_after(costs, size, context) for size in SIZES) for context in CONTEXTS)
+        llm.engine._costs = LiveCosts(CostProfile(SIZES, CONTEXTS, rows))
     shared: Any = llm._default._shared
     for holder in (shared, getattr(shared, "head", None)):
         model = getattr(holder, "model", None)
@@ -163,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = read_prompts(args)
     loaded = load_target(ModelOptions(model=args.model, max_batch=1))
     target: Any = loaded.target
-    target.forward = CLOCK.around(target.forward, lambda segments: seconds_of_pass(costs, segments))
+    target.forward = CLOCK.around(target.forward, lambda segments: seconds_of_pass(costs, target, segments))
     Engine.step = CLOCK.around(Engine.step, lambda *_: costs.cycle / 1e3)  # type: ignore[method-assign]
     llms = {method: prepare(method, loaded, args, costs) for method in args.methods}
     for cls in {llm._default.cls for llm in llms.values()}:

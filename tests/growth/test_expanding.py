@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draftwood.compiled import Hints
-from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord, new_learned
+from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord, Trust, new_learned
 from draftwood.growth.priors import NO_PRIORS
 from draftwood.sources import DraftedHints
 from tests.growth.test_blend import FixedHints
@@ -50,3 +50,43 @@ def test_nodes_that_are_cut_off_anyway_do_not_count() -> None:
     assert gained_by([5, 7], [0.05, 0.1], floor=0.5) == 0.0
     below, above = (gained_by([5, 7], [0.05, 0.9], floor=floor) for floor in (0.0, 0.1))
     assert above == pytest.approx(below - 0.1)
+
+
+def grown(trust: Trust, *, is_timed: bool, predicted: int | None = 7) -> ExpandingBlend:
+    """A tree with 5, which a table guesses after the text, and 7, if a head was run that predicts it."""
+    head = DraftedHints("head")
+    sources = [AfterRoot("table", [5], [1], [0.02, 0.3]), head]
+    record = PassRecord()
+    record.note_cycle(1.0)
+    record._seconds[0] = 0.2  # worth as much as 0.26 of the 1.3 tokens that are expected in a second
+    blend, limits = Blend(sources, new_learned(sources, NO_PRIORS)), BlendLimits(8, 4, 1e-4)
+    growth = ExpandingBlend(blend, [1], limits, head.add, record, max_depth=None, is_timed=is_timed, trust=trust)
+    if predicted is not None:
+        assert growth.frontier() is not None
+        growth.grow(np.array([[predicted]], np.int32), np.array([[0.5]], np.float32))
+    return growth
+
+
+def test_a_request_trusts_passes_as_far_as_their_nodes_come_true() -> None:
+    before = Trust()
+    kept, broken = Trust(before), Trust(before)
+    growth = grown(kept, is_timed=True)
+    assert growth.tree().tokens == (1, 7, 5)
+    for _ in range(3):
+        growth.note([7, 9])
+    assert kept.share > 1.0
+    growth = grown(broken, is_timed=True)
+    for _ in range(60):
+        growth.note([5, 9])  # what the table had guessed, whatever the head says
+    assert broken.share < 0.4
+    assert broken.share < before.share < kept.share
+    assert grown(kept, is_timed=True, predicted=None).frontier() is not None
+    assert grown(broken, is_timed=True, predicted=None).frontier() is None
+    assert grown(broken, is_timed=False, predicted=None).frontier() is not None  # time does not matter
+
+
+def test_trees_to_which_passes_added_nothing_say_nothing() -> None:
+    trust = Trust()
+    grown(trust, is_timed=True, predicted=None).note([7, 9])
+    grown(trust, is_timed=True, predicted=5).note([5, 9])  # the table had it too
+    assert trust.share == 1.0

@@ -224,11 +224,10 @@ class BlendDrafter(TransitionDrafter):
         if 0 < len(heads) < len(drafters):
             return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
         compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
-        depth = drafters[0].options.depth
+        depth, least = drafters[0].options.depth, max(min([drafter.min_chance for drafter in drafters]), MIN_VALUE)
         if not heads and len(compiled) == len(drafters):
-            least = max(min([drafter.min_chance for drafter in drafters]), MIN_VALUE)
             return propose_blends(compiled, budgets, depth, least)
-        limits = [BlendLimits(budget, depth, MIN_VALUE) for budget in budgets]
+        limits = [BlendLimits(budget, depth, least) for budget in budgets]
         if not heads:
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
         for drafter, head, own in zip(drafters, heads, limits, strict=True):

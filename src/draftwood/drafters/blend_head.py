@@ -39,7 +39,7 @@ class Expander(NeuralDrafter):
     def follow(self, blend: Blend, rows: DraftedHints, records: DraftRecords, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""
         self._blend, self._rows, self._records, self._is_timed = blend, rows, records, is_timed
-        self._trust = Trust(records.searches.trust)
+        self._trust = Trust(records.trust)
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._without: BlendedTree | None = None  # instead of it
 
@@ -90,6 +90,7 @@ class Expander(NeuralDrafter):
             self._records.passes if can_draft else None,
             max_depth=self._model.max_depth,
             is_timed=self._is_timed,
+            trust=self._trust,
         )
 
     def note_cycle(self, seconds: float, num_kept: int, emitted: Sequence[int]) -> None:
@@ -99,6 +100,7 @@ class Expander(NeuralDrafter):
             self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
         elif isinstance(growth, ExpandingBlend):
             self._records.passes.note_cycle(seconds)
+            growth.note(emitted)
             if self._is_timed:
                 self._records.passes.note_kept(growth.values, num_kept)
 

@@ -5,6 +5,8 @@ is known at once: the chances of the nodes that the tree would not have had with
 anyway counts for nothing, even if the pass made it likelier. The next pass is made if it promises more than the same
 time gains elsewhere.
 
+Whether the chances of these nodes come true differs from text to text, so each request learns how far to trust them.
+
 Where trees are cut to the nodes that pay, only these count: a node's gain is its chance less that of the nodes which
 are cut off, since it takes as long to verify as one of them.
 """
@@ -16,6 +18,7 @@ from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural import Frontier
 from draftwood.growth.readings import follow_time
+from draftwood.growth.trust import Trust
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
 
@@ -86,16 +89,20 @@ class ExpandingBlend:
         *,
         max_depth: int | None,
         is_timed: bool,
+        trust: Trust | None = None,
     ) -> None:
         """``tail``: the last tokens of the text. ``add`` takes the predictions [K] after a text.
-        ``record``: None if no pass can be made. ``max_depth``: deepest level that the draft model can predict."""
+        ``record``: None if no pass can be made. ``max_depth``: deepest level that the draft model can predict.
+        ``trust``: of this request."""
         self._blend, self._tail, self._limits, self._add = blend, list(tail), limits, add
         self._record, self._max_depth, self._is_timed = record, max_depth, is_timed
+        self._trust = trust or Trust()
         self._expanded: dict[Path, int] = {}  # numbers of the nodes that were run
-        self._paths: list[Path] = []  # of the nodes of the tree
+        self._known_paths: list[Path] | None = None
         self._num_passes, self._seconds = 0, 0.0
         self._floor = 0.0 if record is None else record.floor
         self._tree = self._grow_tree()
+        self._without: dict[Path, float] = {}  # what the tree had before the first pass
         self._next, self._chances = self._select()
 
     def frontier(self) -> Frontier | None:
@@ -111,15 +118,25 @@ class ExpandingBlend:
         for path, ids, row in zip(self._next, token_ids, probs, strict=True):
             self._expanded[path] = len(self._expanded)
             self._add([*self._tail, *path], ids, row)
-        number, chances, before = self._num_passes, self._chances, self._kept
+        number, chances, before = self._num_passes, self._chances, self._find_kept()
+        self._without = self._without or before
         self._num_passes += 1
         self._tree = self._grow_tree()
         taken = time.perf_counter() - self._started
         self._seconds += taken
         assert self._record is not None
-        gained = sum(value - self._floor for path, value in self._kept.items() if path not in before)
+        gained = sum(value - self._floor for path, value in self._find_kept().items() if path not in before)
         self._record.note_pass(number, chances, gained, taken)
         self._next, self._chances = self._select()
+
+    def note(self, emitted: Sequence[int]) -> None:
+        """What came of the tree: whether the nodes that passes added were as often right as they promised."""
+        if not self._num_passes:
+            return
+        added = {path: value for path, value in self._find_kept().items() if path not in self._without}
+        if added:
+            right = sum(tuple(emitted[:length]) in added for length in range(1, len(emitted)))
+            self._trust.note(sum(added.values()), right)
 
     def take(self, found: Found) -> None:
         """Only growths with a ``search`` are given what one found."""
@@ -130,14 +147,26 @@ class ExpandingBlend:
 
     @property
     def expansion_of(self) -> list[int]:
+        if not self._num_passes:
+            return [-1] * len(self.values)
         return [self._expanded.get(path, -1) for path in self._paths]
+
+    @property
+    def _paths(self) -> list[Path]:
+        """Of the nodes of the tree. Most cycles make no pass and need none."""
+        if self._known_paths is None:
+            self._known_paths = self._tree.paths()
+        return self._known_paths
+
+    def _find_kept(self) -> dict[Path, float]:
+        """The chances of the nodes that are worth their place."""
+        nodes = zip(self._paths, self.values, strict=True)
+        return {path: value for path, value in nodes if value >= self._floor}
 
     def _grow_tree(self) -> DraftTree:
         tree = self._blend.tree(self._tail, self._limits)
-        self._paths, self.values = tree.paths(), tree.values()
-        nodes = zip(self._paths, self.values, strict=True)
-        self._kept = {path: value for path, value in nodes if value >= self._floor}
-        self._expected = sum(self._kept.values())
+        self.values, self._known_paths = tree.values(), None
+        self._expected = sum([value for value in self.values if value >= self._floor])
         return tree
 
     def _select(self) -> tuple[list[Path], float]:
@@ -146,16 +175,19 @@ class ExpandingBlend:
             return [], 0.0
         # A child is not likelier than its parent, so the last nodes of a full tree cannot have any.
         floor = max(self.values[-1], self._floor) if len(self.values) == self._limits.budget else self._floor
-        found = [
-            node
-            for node, (value, path) in enumerate(zip(self.values, self._paths, strict=True))
-            if value > floor and path not in self._expanded and self._can_run(path)
-        ][:BATCH]  # likeliest first, as the tree is
+        found = [0]  # the first pass runs over the root
+        if self._num_passes:
+            found = [
+                node
+                for node, (value, path) in enumerate(zip(self.values, self._paths, strict=True))
+                if value > floor and path not in self._expanded and self._can_run(path)
+            ][:BATCH]  # likeliest first, as the tree is
         ends = list(self.values)
         for node, parent in enumerate(self._tree.parents[1:], start=1):
             ends[parent] -= self.values[node]
-        chances = max(sum(ends[node] for node in found), MIN_CHANCES)
-        pays = self._record.is_worth(self._num_passes, chances, self._expected, self._seconds, is_timed=self._is_timed)
+        chances = max(sum([ends[node] for node in found]), MIN_CHANCES)
+        likely = self._trust.share * chances if self._is_timed else chances
+        pays = self._record.is_worth(self._num_passes, likely, self._expected, self._seconds, is_timed=self._is_timed)
         return ([self._paths[node] for node in found], chances) if found and pays else ([], 0.0)
 
     def _can_run(self, path: Path) -> bool:

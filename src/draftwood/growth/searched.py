@@ -24,12 +24,11 @@ from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.expanding import PassRecord
 from draftwood.growth.neural import Frontier, GrowthOptions, Search, Times, make_growth
+from draftwood.growth.trust import Trust
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
 
 MOST_LEVELS = 7
-TRUSTED, MAX_TRUST = 2.0, 2.0  # tokens' worth of belief that a request gains as much as those before it
-RECORD_DECAY, REQUEST_DECAY = 0.99, 0.95  # per look
 WIDTH = 10  # nodes per level, and predictions of each
 PROMISES = (1.4, 1.8, 2.4, 3.2, 4.5, 7.0)  # tokens of a tree without the draft model: edges of buckets
 FIRST_GAIN, NEXT_GAIN = 0.5, 0.75  # priors: tokens that the first level gains, and each level of the one before
@@ -62,7 +61,6 @@ class SearchRecord:
         self._num_looks = 0  # since all levels were tried
         self._try_every = TRY_EVERY
         self.floor = 0.0  # chance of nodes that are not worth their place, about
-        self.trust = Trust()
 
     def choose(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> int:
         """The levels of the next drafts, for requests whose trees promise so many tokens without any. ``gains``: what
@@ -100,31 +98,12 @@ class SearchRecord:
         return self._gains[bisect(PROMISES, promise)]
 
 
-class Trust:
-    """In what levels promise, by what they gained: of one request, beginning with that of those before it."""
-
-    def __init__(self, before: Trust | None = None) -> None:
-        self._before = before
-        first = TRUSTED * (1.0 if before is None else before.share)
-        self._gained, self._promised = first, TRUSTED  # decayed sums of tokens
-        self._decay = REQUEST_DECAY if before is not None else RECORD_DECAY
-
-    @property
-    def share(self) -> float:
-        return min(self._gained / self._promised, MAX_TRUST)
-
-    def note(self, promised: float, gained: float) -> None:
-        self._gained = self._decay * self._gained + gained
-        self._promised = self._decay * self._promised + promised
-        if self._before is not None:
-            self._before.note(promised, gained)
-
-
 class DraftRecords:
     """What runs of a draft model gained and took: pass by pass, or by whole searches."""
 
     def __init__(self) -> None:
         self.passes, self.searches = PassRecord(), SearchRecord()
+        self.trust = Trust()
 
 
 class BlendedTree:
