@@ -11,7 +11,7 @@ from draftwood.sizing.live import LiveCosts
 from draftwood.sizing.sizer import LEAST_FALL, LEAST_RISE, MARGIN, Experience, Sizer
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
-from draftwood.tree import TreeBuilder
+from draftwood.tree import DraftTree, TreeBuilder
 from tests.tools.sizing import CHAIN, HOPELESS, KNEE, cut, sizer
 
 SLOPE = CostProfile((1, 2, 64), (16,), ((1.0, 1.1, 7.3),))  # a position costs a tenth of a pass
@@ -73,3 +73,20 @@ def test_blend_grows_no_path_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
         llm.generate(["abc abc abc abd abc"] * 2, SamplingParams(max_tokens=60, ignore_eos=True))
     assert any(floor > MIN_VALUE for floor, _ in seen)
     assert all(least >= floor * (1 - 1e-9) for floor, least in seen)
+
+
+def test_it_falls_while_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a request whose guesses are all less likely would never draft again."""
+
+    def offer_nothing(_: type[BlendDrafter], drafters: list[BlendDrafter], __: list[int]) -> list[DraftTree]:
+        return [DraftTree.root_only(drafter.anchor.root) for drafter in drafters]
+
+    with LLM.from_target(tiny_target(), ByteTokenizer(), drafter="blend", budget="auto") as llm:
+        llm.engine._costs = LiveCosts(SLOPE)
+        llm.generate(["abc abc abc"], SamplingParams(max_tokens=4, ignore_eos=True))
+        (drafter,) = llm.engine._experience.values()
+        drafter.least = 0.9
+        drafter.watch.pause_left = 0
+        monkeypatch.setattr(BlendDrafter, "propose_batch", classmethod(offer_nothing))
+        llm.generate(["abc abc abc"], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert drafter.least == 0.9 * LEAST_FALL**4  # the last token needs no guesses

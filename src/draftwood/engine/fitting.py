@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from draftwood.engine.session import Session
 from draftwood.errors import TreeError
-from draftwood.sizing import Drafted, Load, Offer, cut_drafted
+from draftwood.sizing import Drafted, Load, Offer, cut_drafted, note_silence
 from draftwood.structured import constrain
 
 
@@ -43,6 +43,8 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
         others = [session.tree.size for group in (plain, drawn) for session in group]
         load = Load(num_read + num_resting + sum(others), float(num_resting + len(others)))
         _cut_chosen(chosen, load, ready)
+    else:
+        note_silence([session.sizer for session in plain if session.sizer is not None and session.num_wanted > 1])
     share = (time.perf_counter() - started) / max(len(drafted) - num_resting, 1)  # counts as drafting
     for group in (plain, drawn, chosen):
         for session in group:

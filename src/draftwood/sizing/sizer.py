@@ -241,6 +241,12 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     return trees
 
 
+def note_silence(sizers: Sequence[Sizer]) -> None:
+    """No drafter of a batch had a guess to offer, perhaps because of its ``min_chance``."""
+    for drafter in {sizer._drafter for sizer in sizers}:
+        drafter.note_least(0.0)
+
+
 class Outcome(NamedTuple):
     """What came of one request's tree."""
 
