@@ -73,11 +73,11 @@ def test_a_request_trusts_passes_as_far_as_their_nodes_come_true() -> None:
     growth = grown(kept, is_timed=True)
     assert growth.tree().tokens == (1, 7, 5)
     for _ in range(3):
-        growth.note([7, 9])
+        growth.note(3, [7, 9])
     assert kept.share > 1.0
     growth = grown(broken, is_timed=True)
     for _ in range(60):
-        growth.note([5, 9])  # what the table had guessed, whatever the head says
+        growth.note(3, [5, 9])  # what the table had guessed, whatever the head says
     assert broken.share < 0.4
     assert broken.share < before.share < kept.share
     assert grown(kept, is_timed=True, predicted=None).frontier() is not None
@@ -87,6 +87,34 @@ def test_a_request_trusts_passes_as_far_as_their_nodes_come_true() -> None:
 
 def test_trees_to_which_passes_added_nothing_say_nothing() -> None:
     trust = Trust()
-    grown(trust, is_timed=True, predicted=None).note([7, 9])
-    grown(trust, is_timed=True, predicted=5).note([5, 9])  # the table had it too
+    grown(trust, is_timed=True, predicted=None).note(2, [7, 9])
+    grown(trust, is_timed=True, predicted=5).note(2, [5, 9])  # the table had it too
     assert trust.share == 1.0
+
+
+def test_nodes_that_were_cut_off_say_nothing() -> None:
+    trust = Trust()
+    growth = grown(trust, is_timed=True)
+    growth.note(1, [7, 9])
+    assert trust.share == 1.0
+
+
+def test_a_head_is_tried_again_after_texts_that_it_was_bad_at() -> None:
+    shared = Trust()
+    for _ in range(40):  # requests
+        bad = Trust(shared)
+        for _ in range(20):
+            grown(bad, is_timed=True).note(3, [5, 9]) if is_run(bad) else None
+    assert shared.share < 0.9
+    made = 0
+    for _ in range(100):
+        good = Trust(shared)
+        for _ in range(20):
+            if is_run(good):
+                made += 1
+                grown(good, is_timed=True).note(3, [7, 9])
+    assert made > 1000  # of 2,000
+
+
+def is_run(trust: Trust) -> bool:
+    return grown(trust, is_timed=True, predicted=None).frontier() is not None

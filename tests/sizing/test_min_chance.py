@@ -7,50 +7,89 @@ import pytest
 from draftwood import LLM, SamplingParams
 from draftwood.drafters.blend import MIN_VALUE, BlendDrafter
 from draftwood.sizing.costs import CostProfile
+from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import LiveCosts
-from draftwood.sizing.sizer import LEAST_FALL, LEAST_RISE, MARGIN, Experience, Sizer
+from draftwood.sizing.sizer import (
+    EDGE_FALL,
+    EDGE_RISE,
+    MARGIN,
+    MIN_EDGE,
+    Drafted,
+    Experience,
+    Load,
+    Sizer,
+    cut_drafted,
+    note_silence,
+)
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, TreeBuilder
-from tests.tools.sizing import CHAIN, HOPELESS, KNEE, cut, sizer
+from tests.tools.sizing import HOPELESS, KNEE, cut, sizer
 
 SLOPE = CostProfile((1, 2, 64), (16,), ((1.0, 1.1, 7.3),))  # a position costs a tenth of a pass
 
 
-def test_nothing_is_known_before_the_first_cut() -> None:
-    assert sizer().min_chance == 0.0
-
-
-def test_least_chance_follows_the_guesses_that_paid() -> None:
-    drafter = Experience(is_calibrated=True)
-    by = Sizer(LiveCosts(SLOPE), drafter)
+def branches(*chances: float) -> DraftTree:
     builder = TreeBuilder(0)
-    for token, chance in enumerate((0.5, 0.2, 0.11, 0.04, 0.01), start=1):
+    for token, chance in enumerate(chances, start=1):
         builder.add(0, token, "a", chance)
-    kept = cut(by, builder.build())
-    assert 1 < len(kept) < 6
-    least = kept.probs[-1]
-    assert drafter.least == pytest.approx(least, rel=0.2)  # the rate of its kind, not the estimate itself
-    assert by.min_chance == MARGIN * drafter.least
-    before = drafter.least
-    drafter.note_least(0.9)
-    assert drafter.least == pytest.approx(LEAST_RISE * before)  # it rises slowly
-    drafter.note_least(0.001)
-    assert drafter.least == 0.001  # and falls at once
+    return builder.build()
 
 
-def test_it_falls_while_nothing_pays() -> None:
-    drafter = Experience()
-    by = Sizer(LiveCosts(HOPELESS), drafter)
-    drafter.note_least(0.4)
-    cut(by, CHAIN)
-    assert drafter.least == LEAST_FALL * 0.4
+def calibrated() -> tuple[Sizer, Experience]:
+    drafter = Experience(is_calibrated=True)
+    return Sizer(LiveCosts(SLOPE), drafter), drafter
+
+
+def test_the_edge_rises_slowly_to_what_is_cut_off_and_falls_at_once() -> None:
+    by, drafter = calibrated()
+    assert drafter.edge == MIN_EDGE
+    tree = branches(0.5, 0.2, 0.11, 0.04, 0.01)
+    for cycle in range(1, 40):
+        kept = cut(by, tree)
+        assert 1 < len(kept) < len(tree)
+        assert drafter.edge == pytest.approx(min(MIN_EDGE * EDGE_RISE**cycle, tree.probs[len(kept)]))
+    assert by.min_chance == MARGIN * tree.probs[len(kept)]
+    drafter.note_edge(0.02, 0.3)  # a guess of another kind paid although it seemed unlikely
+    assert drafter.edge == 0.02
+
+
+def test_it_falls_where_nothing_is_cut_off() -> None:
+    """Copies say nothing about what else would pay."""
+    by, drafter = calibrated()
+    drafter.edge = 0.4
+    cut(by, branches(0.9))
+    assert drafter.edge == EDGE_FALL * 0.4
+    for _ in range(20):
+        cut(by, branches(0.9))
+    assert drafter.edge == MIN_EDGE
 
 
 def test_requests_of_a_drafter_share_it() -> None:
     drafter = Experience()
-    cut(sizer(KNEE, drafter), CHAIN)
-    assert sizer(KNEE, drafter).min_chance == MARGIN * drafter.least > 0.0
+    drafter.edge = 0.5
+    assert cut(sizer(HOPELESS, drafter), branches(0.4)).size == 1
+    assert sizer(KNEE, drafter).min_chance == MARGIN * 0.4
+
+
+def test_drafters_of_a_batch_have_edges_of_their_own() -> None:
+    """Their estimates may differ in what they mean."""
+    costs, drafters = LiveCosts(SLOPE), [Experience(is_calibrated=True) for _ in range(2)]
+    trees = [branches(0.5, 0.04), branches(0.5, 0.01)]
+    for _ in range(40):
+        drafted = [
+            Drafted(Sizer(costs, drafter), Offer(tree, len(tree), len(tree)), 0.0)
+            for drafter, tree in zip(drafters, trees, strict=True)
+        ]
+        cut_drafted(drafted, 16, Load())
+    assert [drafter.edge for drafter in drafters] == [0.04, 0.01]
+
+
+def test_silence_counts_for_drafters_that_have_nothing_to_offer() -> None:
+    silent, busy = (Experience() for _ in range(2))
+    silent.edge = busy.edge = 0.5
+    note_silence([sizer(drafter=silent), sizer(drafter=busy)], [sizer(drafter=busy)])
+    assert (silent.edge, busy.edge) == (EDGE_FALL * 0.5, 0.5)
 
 
 def test_blend_grows_no_path_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +124,8 @@ def test_it_falls_while_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> N
         llm.engine._costs = LiveCosts(SLOPE)
         llm.generate(["abc abc abc"], SamplingParams(max_tokens=4, ignore_eos=True))
         (drafter,) = llm.engine._experience.values()
-        drafter.least = 0.9
+        drafter.edge = 0.9
         drafter.watch.pause_left = 0
         monkeypatch.setattr(BlendDrafter, "propose_batch", classmethod(offer_nothing))
         llm.generate(["abc abc abc"], SamplingParams(max_tokens=5, ignore_eos=True))
-    assert drafter.least == 0.9 * LEAST_FALL**4  # the last token needs no guesses
+    assert drafter.edge == 0.9 * EDGE_FALL**4  # the last token needs no guesses

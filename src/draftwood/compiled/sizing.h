@@ -139,6 +139,18 @@ static int64_t copy_kept(const Tree *t, const uint8_t *kept, int32_t *numbers, i
     return size;
 }
 
+/* The lowest value of a kept path and the highest of one that might have been kept, as the drafter estimates them. */
+static void find_edges(const Offered *o, const uint8_t *kept, double *values, double *least, double *most) {
+    const Tree *t = &o->tree;
+    *least = 1.0, *most = 0.0;
+    values[0] = 1.0;
+    for (int64_t node = 1; node < t->size; node++) {
+        const double value = values[node] = values[parents_of(t)[node]] * t->probs[node];
+        if (kept[node]) *least = value < *least ? value : *least;
+        else if (node < o->room && depths_of(t)[node] <= o->max_depth) *most = value > *most ? value : *most;
+    }
+}
+
 typedef struct {
     const Offered *offers;
     double *chances, *left; /* of all trees */
@@ -164,11 +176,12 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
  * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What nodes
  * teach counts like tokens, but is not expected. The forest `ints [4][stride], probs [stride]` receives the trees side
- * by side; `sizes` their sizes, `expected` their tokens, and after those the lowest chance of a kept guess, 0 if none is
- * kept. Returns 0 if out of memory. */
+ * by side; `sizes` their sizes, `expected` their tokens. Of the values that the drafter gives to paths, `least [n]`
+ * receives the lowest of a kept guess, 1 if none is, and `most [n]` the highest of one that might have been kept, 0 if
+ * all are. Returns 0 if out of memory. */
 int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double tokens, const double *seconds,
                   double fixed, double per_node, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
-                  double *expected) {
+                  double *expected, double *least, double *most) {
     int64_t total = 0, num_keys = 0;
     for (int64_t i = 0; i < n; i++) total += offers[i].tree.size;
     char *memory = malloc(total * (4 * sizeof(double) + 2 * sizeof(uint64_t) + sizeof(int32_t) + 1));
@@ -202,13 +215,7 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
         const double rate = tokens / (seconds[n + i - 1] + fixed + per_node * (double)i);
         if (rate > best_rate) best = i, best_rate = rate;
     }
-    double least = best ? 1.0 : 0.0;
-    for (int64_t i = 0; i < best; i++) {
-        const double chance = chances[(uint32_t)keys[i]] / rules->hope;
-        kept[(uint32_t)keys[i]] = 1;
-        if (chance < least) least = chance;
-    }
-    expected[n] = least;
+    for (int64_t i = 0; i < best; i++) kept[(uint32_t)keys[i]] = 1;
     for (int64_t i = 0, first = 0, start = 0; i < n; first += offers[i++].tree.size) {
         const Tree *t = &offers[i].tree;
         sizes[i] = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
@@ -216,6 +223,7 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
         expected[i] = 1.0;
         for (int64_t node = 1; node < t->size; node++)
             if (kept[first + node]) expected[i] += chances[first + node] / rules->hope;
+        find_edges(&offers[i], kept + first, values + first, &least[i], &most[i]);
     }
     free(memory);
     return 1;

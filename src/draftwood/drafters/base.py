@@ -113,7 +113,7 @@ class Drafter(ABC):
     wants_prompt_logits: bool = False  # whether prefill computes logits for ``read_prompt``
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
-    min_chance: float = 0.0  # of a path: less likely guesses do not pay; set before ``propose`` if ``is_calibrated``
+    min_chance: float = 0.0  # of a path: less likely ones would be cut off; set before ``propose`` if ``is_calibrated``
     lesson: float = 0.0  # tokens that later trees gain from the first node that is verified, even if it is wrong
     wants_taps: tuple[int, ...] = ()  # layers whose hidden states it reads, as in ``Target.set_taps``
     allows_gaps: bool = False  # with ``wants_taps``: whether it can do without those of cached tokens

@@ -100,7 +100,7 @@ class Expander(NeuralDrafter):
             self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
         elif isinstance(growth, ExpandingBlend):
             self._records.passes.note_cycle(seconds)
-            growth.note(emitted)
+            growth.note(num_kept, emitted)
             if self._is_timed:
                 self._records.passes.note_kept(growth.values, num_kept)
 

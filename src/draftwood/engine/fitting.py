@@ -43,8 +43,9 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
         others = [session.tree.size for group in (plain, drawn) for session in group]
         load = Load(num_read + num_resting + sum(others), float(num_resting + len(others)))
         _cut_chosen(chosen, load, ready)
-    else:
-        note_silence([session.sizer for session in plain if session.sizer is not None and session.num_wanted > 1])
+    silent = [session.sizer for session in plain if session.sizer is not None and session.num_wanted > 1]
+    if silent:
+        note_silence(silent, [session.sizer for session in chosen if session.sizer is not None])
     share = (time.perf_counter() - started) / max(len(drafted) - num_resting, 1)  # counts as drafting
     for group in (plain, drawn, chosen):
         for session in group:

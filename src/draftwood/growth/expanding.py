@@ -58,18 +58,22 @@ class PassRecord:
         seen = values[num_kept] if num_kept < len(values) else min(self.floor, values[-1])
         self.floor += SMOOTHING * (seen - self.floor)
 
-    def is_worth(self, number: int, chances: float, expected: float, spent: float, *, is_timed: bool) -> bool:
+    def is_worth(
+        self, number: int, chances: float, expected: float, spent: float, *, is_timed: bool, trust: float = 1.0
+    ) -> bool:
         """Whether to make pass ``number`` over nodes at which the path ends with ``chances``, if the tree without it
-        promises ``expected`` tokens after ``spent`` seconds of drafting."""
+        promises ``expected`` tokens after ``spent`` seconds of drafting. ``trust``: of the request, in what passes
+        promise."""
         if number >= MAX_PASSES:
             return False
         gain = self._shares[number] * chances
         needed = MIN_GAIN
         if is_timed and self._cycle_seconds:
             needed = max(needed, expected * self._seconds[number] / (self._cycle_seconds + spent))
-        if gain >= needed:
+        if trust * gain >= needed:
             return True
-        self._shares[number] += RECOVERY * (FIRST_SHARE - self._shares[number])
+        if gain < needed:  # whatever the request thinks of it
+            self._shares[number] += RECOVERY * (FIRST_SHARE - self._shares[number])
         return False
 
 
@@ -129,11 +133,13 @@ class ExpandingBlend:
         self._record.note_pass(number, chances, gained, taken)
         self._next, self._chances = self._select()
 
-    def note(self, emitted: Sequence[int]) -> None:
-        """What came of the tree: whether the nodes that passes added were as often right as they promised."""
+    def note(self, num_kept: int, emitted: Sequence[int]) -> None:
+        """The tree was cut to ``num_kept`` nodes, the likeliest, and verified: whether those of them that passes added
+        were as often right as they promised."""
         if not self._num_passes:
             return
-        added = {path: value for path, value in self._find_kept().items() if path not in self._without}
+        verified = zip(self._paths[:num_kept], self.values, strict=False)
+        added = {path: value for path, value in verified if path not in self._without}
         if added:
             right = sum(tuple(emitted[:length]) in added for length in range(1, len(emitted)))
             self._trust.note(sum(added.values()), right)
@@ -186,8 +192,16 @@ class ExpandingBlend:
         for node, parent in enumerate(self._tree.parents[1:], start=1):
             ends[parent] -= self.values[node]
         chances = max(sum([ends[node] for node in found]), MIN_CHANCES)
-        likely = self._trust.share * chances if self._is_timed else chances
-        pays = self._record.is_worth(self._num_passes, likely, self._expected, self._seconds, is_timed=self._is_timed)
+        pays = self._record.is_worth(
+            self._num_passes,
+            chances,
+            self._expected,
+            self._seconds,
+            is_timed=self._is_timed,
+            trust=self._trust.share if self._is_timed else 1.0,
+        )
+        if not (pays or self._num_passes):
+            self._trust.recover()
         return ([self._paths[node] for node in found], chances) if found and pays else ([], 0.0)
 
     def _can_run(self, path: Path) -> bool:

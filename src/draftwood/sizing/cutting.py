@@ -45,7 +45,9 @@ class PassCosts(NamedTuple):
 class Cut(NamedTuple):
     trees: list[DraftTree]
     expected: list[float]  # tokens of each request
-    least: float  # lowest chance of a guess that was kept; 0: none was
+    # By request, of the values that its drafter gives to paths:
+    least: list[float]  # the lowest of a kept guess; 1: none was kept
+    most: list[float]  # the highest of one that might have been kept; 0: all were
 
 
 def cut_trees(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
@@ -74,7 +76,7 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
         ]
     )
     forest = Forest(sum([offer.tree.size for offer in offers]))
-    sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(8 * len(offers) + 8))
+    sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(24 * len(offers)))
     done = compiled[0].core.cut(
         len(offers),
         given,
@@ -87,7 +89,7 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
         forest.address,
         forest.probs_address,
         sizes.buffer_info()[0],
-        expected.buffer_info()[0],
+        *[expected.buffer_info()[0] + 8 * part * len(offers) for part in range(3)],
     )
     if not done:
         raise MemoryError(f"trees of {forest.capacity} nodes")
@@ -95,8 +97,8 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
     for (tree, *_), size in zip(offers, sizes, strict=True):
         trees.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
         start += size
-    *tokens, least = expected
-    return Cut(trees, tokens, least)
+    count, found = len(offers), expected.tolist()
+    return Cut(trees, found[:count], found[count : 2 * count], found[2 * count :])
 
 
 def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
@@ -126,13 +128,17 @@ def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: P
         if rate > best_rate:
             best, best_rate = size, rate
     kept: list[list[int]] = [[0] for _ in offers]
-    least = 1.0 if best else 0.0
     for number, node in order[:best]:
         kept[number].append(node)
-        least = min(least, chances[number][node] / DISCOUNT)
     trees = [offer.tree.select(sorted(nodes)) for offer, nodes in zip(offers, kept, strict=True)]
     expected = [1.0] * len(offers)
     for number, nodes in enumerate(kept):
         for node in sorted(nodes)[1:]:
             expected[number] += chances[number][node] / DISCOUNT
-    return Cut(trees, expected, least)
+    least, most = [1.0] * len(offers), [0.0] * len(offers)
+    own = [tree.values() for tree, *_ in offers]
+    for number, node in order[:best]:
+        least[number] = min(least[number], own[number][node])
+    for number, node in order[best:]:
+        most[number] = max(most[number], own[number][node])
+    return Cut(trees, expected, least, most)

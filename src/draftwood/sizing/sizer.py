@@ -37,8 +37,9 @@ PASSES_SAVED = 0.02  # for each token of an answer, by what drafters learn from 
 USUAL_ANSWER = 256  # tokens: most are not longer, whatever is allowed
 SMALL_PASS = 4  # positions
 MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
-LEAST_RISE, LEAST_FALL = 1.1, 0.5  # of the least chance that pays: at most per cycle; if no guess was worth its cost
-MARGIN = 0.5  # times the least chance that paid: what might still pay in the next cycle
+EDGE_RISE, EDGE_FALL = 1.2, 0.5  # of the chance up to which guesses are cut off: at most per cycle; if none was
+MIN_EDGE = 1e-3  # it does not fall below
+MARGIN = 0.5  # times that chance: what might still pay in the next cycle
 
 
 class Load(NamedTuple):
@@ -66,14 +67,13 @@ class Experience:
         self.draft_seconds = 0.0  # per cycle, running mean
         self.learn_seconds = 0.0  # likewise
         self.watch = WatchRecord()
-        self.least = 0.0  # chance of the least likely guesses that were verified lately; 0: not known
+        self.edge = MIN_EDGE  # guesses up to about this chance, as the drafter estimates it, were cut off lately
 
-    def note_least(self, least: float) -> None:
-        """Takes the lowest chance of a guess that paid in this cycle; 0: none did. It rises slowly: cycles differ."""
-        if not least:
-            self.least *= LEAST_FALL
-        else:
-            self.least = min(least, LEAST_RISE * self.least) if self.least else least
+    def note_edge(self, least: float, most: float) -> None:
+        """Of the guesses of a cycle, ``least`` is the lowest chance of one that was kept, ``most`` the highest of one
+        that was cut off; 0: none was, so that even less likely ones might pay. It rises slowly: cycles differ."""
+        seen = min(least, most) if most else EDGE_FALL * self.edge
+        self.edge = max(min(seen, EDGE_RISE * self.edge), MIN_EDGE)
 
     def note_draft(self, drafting: float, learning: float) -> None:
         """Seconds of a cycle for a request."""
@@ -116,8 +116,8 @@ class Sizer:
 
     @property
     def min_chance(self) -> float:
-        """Chance of a path below which a guess would not be verified."""
-        return MARGIN * self._drafter.least
+        """Chance of a path below which guesses are not worth growing: they would be cut off."""
+        return MARGIN * self._drafter.edge
 
     def reads_prompt(self, num_tokens: int, max_tokens: int, num_requests: int) -> bool:
         """Whether computing logits of a prompt pays: drafters learn alternatives from them, which save a pass now and
@@ -222,13 +222,17 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     drafting = sum([drafter.draft_seconds for drafter in drafters])
     learning = sum([drafter.learn_seconds for drafter in drafters])
     fixed = drafting + host.per_request * len(drafted)
-    trees, expected, least = cut_trees(
+    trees, expected, least, most = cut_trees(
         [sizer._guesses for sizer in sizers],
         offers,
         PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node),
     )
-    for drafter in set(drafters):
-        drafter.note_least(least)
+    edges: dict[Experience, tuple[float, float]] = {}
+    for drafter, low, high in zip(drafters, least, most, strict=True):
+        before = edges.get(drafter, (1.0, 0.0))
+        edges[drafter] = min(before[0], low), max(before[1], high)
+    for drafter, (low, high) in edges.items():
+        drafter.note_edge(low, high)
     kept = [tree.size for tree in trees]
     roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
@@ -241,10 +245,11 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     return trees
 
 
-def note_silence(sizers: Sequence[Sizer]) -> None:
-    """No drafter of a batch had a guess to offer, perhaps because of its ``min_chance``."""
-    for drafter in {sizer._drafter for sizer in sizers}:
-        drafter.note_least(0.0)
+def note_silence(silent: Sequence[Sizer], others: Sequence[Sizer]) -> None:
+    """Some requests of a batch had no guess to offer. Where that is true of all requests of a drafter, its
+    ``min_chance`` may be the reason."""
+    for drafter in {sizer._drafter for sizer in silent} - {sizer._drafter for sizer in others}:
+        drafter.note_edge(1.0, 0.0)
 
 
 class Outcome(NamedTuple):
