@@ -12,45 +12,16 @@ without a model.
 
 from __future__ import annotations
 
+from simulated import NOW, SIZES, Gpu  # before anything that reads the clock
+
+# isort: split
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-
-class SimulatedTime:
-    """Seconds of the host's CPU and of waiting. Put in place of ``time.perf_counter`` before anything reads that."""
-
-    def __init__(self) -> None:
-        self.host = 1.0  # times the CPU time here
-        self.waited = 0.0
-        self.left_out = 0.0  # CPU seconds that do not count
-
-    def __call__(self) -> float:
-        return self.host * (time.thread_time() - self.left_out) + self.waited
-
-    def wait_until(self, moment: float) -> None:
-        self.waited += max(moment - self(), 0.0)
-
-    def leave_out(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which takes no time."""
-
-        def free(*args: Any, **kwargs: Any) -> Any:
-            started = time.thread_time()
-            result = function(*args, **kwargs)
-            self.left_out += time.thread_time() - started
-            return result
-
-        return free
-
-
-NOW = SimulatedTime()
-time.perf_counter = NOW  # type: ignore[assignment]
-
-# ruff: noqa: E402 - modules keep the clock that they find
 import torch
 
 import batches
@@ -61,25 +32,12 @@ from draftwood.targets.load import Loaded
 from draftwood.targets.native.cuda.inputs import Inputs, new_moves
 from draftwood.targets.native.decoder import pack
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-LARGE_STEP = 512
-
-
-class SimulatedPass(PendingPass):
-    def __init__(self, output: ForwardOutput, ready: float) -> None:
-        self._output, self._ready = output, ready
-
-    def wait(self) -> ForwardOutput:
-        NOW.wait_until(self._ready)
-        return self._output
-
 
 class SimulatedGpu:
     """Makes a target on the CPU behave like one on a GPU."""
 
     def __init__(self, target: Any, args: argparse.Namespace) -> None:
-        self._target, self._decoder, self._args = target, target._decoder, args
-        self._free_at = 0.0
+        self._target, self._decoder, self._gpu = target, target._decoder, Gpu(args.pass_ms, args.row_ms)
         self._inputs: dict[tuple[int, int], Inputs] = {}
         self._decoder.move_rows = NOW.leave_out(self._decoder.move_rows)
         self._run = NOW.leave_out(self._answer)
@@ -94,18 +52,12 @@ class SimulatedGpu:
         if (rows, sequences) not in self._inputs:
             self._inputs[rows, sequences] = Inputs(rows, rows + sequences, 16, torch.device("cpu"))
         self._inputs[rows, sequences].fill(batch, new_moves())
-        output = self._run(batch)
-        self._free_at = max(NOW(), self._free_at) + self._seconds(len(batch.token_ids))
-        return SimulatedPass(output, self._free_at)
+        return self._gpu.start(self._run(batch), len(batch.token_ids))
 
     def _answer(self, batch: Any) -> ForwardOutput:
         output: ForwardOutput = self._decoder.forward(batch, ())
         top = output.top and TopRows(output.top.ids.copy(), output.top.logits.copy(), output.top.log_total.copy())
         return output._replace(top=top, greedy_ids=output.greedy_ids.clone(), logits=output.logits.clone())
-
-    def _seconds(self, rows: int) -> float:
-        size = next((size for size in SIZES if size >= rows), -(-rows // LARGE_STEP) * LARGE_STEP)
-        return 1e-3 * (self._args.pass_ms + self._args.row_ms * size)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,31 +11,14 @@ hardly matter. ``--likely`` and ``--known``: how often the first of ten known su
 
 from __future__ import annotations
 
+from simulated import NOW, SIZES, Gpu  # before anything that reads the clock
+
+# isort: split
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
-
-class SimulatedTime:
-    """Seconds of the host's CPU and of waiting. Put in place of ``time.perf_counter`` before anything reads that."""
-
-    def __init__(self) -> None:
-        self.waited = 0.0
-        self.in_table = 0.0
-
-    def __call__(self) -> float:
-        return time.thread_time() - self.in_table + self.waited
-
-    def wait_until(self, moment: float) -> None:
-        self.waited += max(moment - self(), 0.0)
-
-
-NOW = SimulatedTime()
-time.perf_counter = NOW  # type: ignore[assignment]
-
-# ruff: noqa: E402 - modules keep the clock that they find
 import numpy as np
 
 import host_cycle
@@ -43,45 +26,25 @@ from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.sizing import CostProfile, LiveCosts
-from draftwood.targets import ForwardOutput, PendingPass, Segment
-
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-
-
-class SimulatedPass(PendingPass):
-    def __init__(self, output: ForwardOutput, ready: float) -> None:
-        self._output, self._ready = output, ready
-
-    def wait(self) -> ForwardOutput:
-        NOW.wait_until(self._ready)
-        return self._output
+from draftwood.targets import PendingPass, Segment
 
 
 class SimulatedGpu(host_cycle.TableTarget):
-    num_lanes = 2
-
-    def __init__(self, num_slots: int, args: argparse.Namespace) -> None:
+    def __init__(self, num_slots: int, gpu: Gpu) -> None:
         super().__init__(NOW, num_slots)  # type: ignore[arg-type]
-        self._args, self._free_at = args, 0.0
+        self._gpu = gpu
 
     def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
-        output = self.forward(segments)
-        rows = sum(len(segment.token_ids) for segment in segments)
-        self._free_at = max(NOW(), self._free_at) + seconds_of(rows, self._args)
-        return SimulatedPass(output, self._free_at)
-
-
-def seconds_of(rows: int, args: argparse.Namespace) -> float:
-    size = next((size for size in SIZES if size >= rows), rows)
-    return 1e-3 * (args.pass_ms + args.row_ms * size)
+        return self._gpu.start(self.forward(segments), sum(len(segment.token_ids) for segment in segments))
 
 
 def measure(name: str, batch: int, args: argparse.Namespace) -> dict[str, float]:
     room = args.prompt + args.max_tokens + 256
-    target = SimulatedGpu(batch * room + 4096, args)
+    gpu = Gpu(args.pass_ms, args.row_ms)
+    target = SimulatedGpu(batch * room + 4096, gpu)
     engine = Engine(target, host_cycle.Codec(), EngineOptions(budget=args.budget, max_batch=batch))  # type: ignore[arg-type]
     if args.budget == "auto":
-        engine._costs = LiveCosts(CostProfile(SIZES, (16,), (tuple(seconds_of(size, args) for size in SIZES),)))
+        engine._costs = LiveCosts(CostProfile(SIZES, (16,), (tuple(map(gpu.seconds, SIZES)),)))
     rng = np.random.default_rng(1)
     factory = make_factory(name, {}, target.info)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
