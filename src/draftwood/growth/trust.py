@@ -21,7 +21,7 @@ class Trust:
         return min(self._gained / self._promised, MAX_TRUST)
 
     def recover(self) -> None:
-        """Nothing was promised, for want of trust: it comes back slowly, or nothing would ever be tried again."""
+        """Nothing was tried, perhaps for want of trust. It comes back slowly, or nothing would be tried ever again."""
         self._gained += RECOVERY * max(self._promised - self._gained, 0.0)
         if self._before is not None:
             self._before.recover()

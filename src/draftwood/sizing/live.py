@@ -78,7 +78,7 @@ class LiveCosts:
 
     def largest_pass(self, max_requests: int) -> int:
         """Positions of the largest pass whose time is of interest: the trees of several requests share one."""
-        return self.largest if max_requests == 1 else self.profile.sizes[-1]
+        return min(self.largest * max_requests, self.profile.sizes[-1])
 
     @property
     def is_measured(self) -> bool:
