@@ -61,7 +61,12 @@ class Runner:
     def __init__(self, loaded: Loaded, args: argparse.Namespace) -> None:
         self._loaded, self._args = loaded, args
         self._params = SamplingParams(
-            max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, temperature=args.temperature, seed=1
+            max_tokens=args.max_tokens,
+            ignore_eos=args.ignore_eos,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            seed=1,
         )
         self._alone: dict[tuple[int, ...], list[int]] = {}
 
@@ -237,6 +242,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--per-place", type=int, default=2, help="requests for each place of a batch, at least")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--rounds", type=int, default=2, help="timed runs")
     parser.add_argument("--turns", type=names, default=["auto"], help=f"some of {','.join(TURNS)}: see engine/ways.py")

@@ -3,6 +3,8 @@
     python benchmarks/exactness.py --model MODEL.gguf --device cuda --exact --data PROMPTS --limit 500 \\
         plain@8 plain@32 goose:budget=60@1 goose:budget=12@32 blend@8
 
+With ``--temperature`` answers are sampled: a seed must then give the same text in every run.
+
 A run is a drafter, its options, and the size of its batches; without a budget it is ``auto``. Prompts of all tasks are
 in one queue, a prompt of each task in turn, so that requests of different lengths begin and end beside each other. The
 exit code is 1 if an answer differs.
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     by_task = [[prompt_ids(loaded.codec, prompt.turns[0]) for prompt in task.prompts] for task in tasks]
     in_turn = (prompt for prompt in chain.from_iterable(zip_longest(*by_task)) if prompt is not None)
     prompts = list(islice(in_turn, args.limit))
-    params = SamplingParams(max_tokens=args.max_tokens)
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=1)
 
     def answer(run: str) -> list[Sequence[int]]:
         with open_llm(loaded, run) as llm:
@@ -85,6 +87,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=[], help="tasks; default: all")
     parser.add_argument("--limit", type=int, default=100, help="prompts in all")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0: sampled, all with one seed")
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--dtype", default="bfloat16", choices=("auto", "float32", "float16", "bfloat16"))
     parser.add_argument("--quantize", choices=QUANTIZE)
     parser.add_argument("--exact", action="store_true", help="passes with the same bits for a row in every pass")

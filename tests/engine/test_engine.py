@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +18,9 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, base, drafter_names, make_factory
 from draftwood.drafters.goose import GooseOptions
 from draftwood.engine import GenerationRequest, accepting, draws
-from draftwood.targets.base import ForwardOutput, Segment
+from draftwood.errors import ModelError
+from draftwood.sampling import UNUSABLE, Warper, draw_tokens
+from draftwood.targets.base import ForwardOutput, Segment, Target
 from draftwood.targets.find_top import top_rows
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -74,8 +78,8 @@ def test_a_seed_gives_the_same_output_on_a_gpu(
     """There the tokens of all nodes are drawn at once if possible."""
     params = SamplingParams(max_tokens=40, temperature=0.9, top_k=60, top_p=0.95, presence_penalty=penalty, seed=3)
     expected = llm.generate(PROMPTS, params, drafter=drafter)
-    at_once = mock.Mock(wraps=accepting.accept_predrawn)
-    monkeypatch.setattr(accepting, "accept_predrawn", at_once)
+    at_once = mock.Mock(wraps=draws.draw_tokens)
+    monkeypatch.setattr(draws, "draw_tokens", at_once)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == [c.token_ids for c in expected]
     assert at_once.called == (penalty == 0.0)
@@ -104,6 +108,70 @@ def test_batched_draws_equal_single_draws(llm: LLM, most_logits: int, monkeypatc
     for event in engine.events(ids):
         found[event.request_id] += event.token_ids
     assert list(found.values()) == [list(c.token_ids) for c in alone]
+
+
+class DrawingTarget:
+    """Lets a target draw sampled tokens itself, as the GPU decoder does."""
+
+    def __init__(self, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_drawn = 0
+        self.spoils_reached = False
+        self._forward = target.forward
+        monkeypatch.setattr(target, "info", replace(target.info, can_draw=True))
+        monkeypatch.setattr(target, "forward", self.forward)
+
+    def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
+        output = self._forward(segments)
+        drawn, first = np.full(len(output.logits), -99, np.int32), 0
+        for segment in segments:
+            rows, first = slice(first, first + segment.num_logits), first + segment.num_logits
+            if segment.draw is not None:
+                temperature, top_k, top_p, min_p = segment.draw.rule
+                params = SamplingParams(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
+                tokens = draw_tokens(Warper(params, ()).probs(output.logits[rows]), segment.draw.numbers())
+                self.num_drawn += len(tokens)
+                reached = reached_nodes(segment, tokens)
+                drawn[rows] = [
+                    UNUSABLE if (node in reached) == self.spoils_reached else token for node, token in enumerate(tokens)
+                ]
+        return output._replace(drawn=drawn)
+
+
+def reached_nodes(segment: Segment, tokens: Sequence[int]) -> set[int]:
+    reached = {0}
+    for node, (token, parent) in enumerate(zip(segment.token_ids, segment.parents, strict=True)):
+        if parent in reached and tokens[parent] == token:
+            reached.add(node)
+    return reached
+
+
+@pytest.mark.parametrize("has_core", [True, False])
+@pytest.mark.parametrize("drafter", ["plain", "goose", "stand"])
+def test_a_target_may_draw_itself(llm: LLM, drafter: str, has_core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [
+        SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=1),
+        SamplingParams(max_tokens=20, temperature=0.9, seed=2, logprobs=2),
+        SamplingParams(max_tokens=16, temperature=0.7, top_k=9, min_p=0.1, seed=3),
+        SamplingParams(max_tokens=22, temperature=0.9, frequency_penalty=0.5, seed=4),
+        SamplingParams(max_tokens=24),
+    ]
+    expected = [[c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] for params in kinds]
+    target = DrawingTarget(llm._engine.target, monkeypatch)
+    if not has_core:
+        monkeypatch.setattr(accepting, "load_core", lambda: None)
+    for params, texts in zip(kinds, expected, strict=True):
+        target.num_drawn = 0
+        assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == texts
+        assert bool(target.num_drawn) == (not params.is_greedy and not params.has_penalties)
+
+
+@pytest.mark.parametrize("drafter", ["plain", "goose"])
+def test_a_token_that_cannot_be_drawn_is_an_error(llm: LLM, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that is reached: what is drawn after others does not matter, see ``DrawingTarget``."""
+    target = DrawingTarget(llm._engine.target, monkeypatch)
+    target.spoils_reached = True
+    with pytest.raises(ModelError, match="invalid probabilities"):
+        llm.generate(PROMPTS[0], SamplingParams(temperature=0.3, seed=1), drafter=drafter)
 
 
 def test_drawing_time_is_charged_to_sampled_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, Token
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer, Judged
 from draftwood.engine.session import Session
+from draftwood.sampling import UNUSABLE
 from draftwood.sizing import Outcome
 from draftwood.structured import StructureMatcher
 from draftwood.targets import Target, top_rows
@@ -40,20 +41,21 @@ def accept_trees(answer: Answer) -> list[Accepted]:
     A session that fails, or was cancelled while the pass ran, is left out.
     """
     core = load_core()
-    greedy, results = list[int](), list[Accepted]()
+    known, results = list[int](), list[Accepted]()  # known: sessions whose token after each node is known
     for index, session in enumerate(answer.sessions):
         if session.finish_reason is not None or session.is_prefilling:
             continue
+        drawn = answer.drawn[index]
         if session.takes_choices and session.is_resting:  # plain decoding
             results.append(_cut(index, session, ROOT_PATH, [answer.choices[answer.first_rows[index]]]))
-        elif core is not None and session.takes_choices:
-            greedy.append(index)
+        elif core is not None and (session.takes_choices or (drawn is not None and UNUSABLE not in drawn)):
+            known.append(index)
         else:
             with session:
                 accepted = _accept(session, index, answer)
                 results.append(_cut(index, session, accepted.path, accepted.token_ids(session.tree)))
-    if core is not None and greedy:
-        results += _accept_in_c(core, greedy, answer)
+    if core is not None and known:
+        results += _accept_in_c(core, known, answer)
     return results
 
 
@@ -210,10 +212,14 @@ def _mask(logits: torch.Tensor, matcher: StructureMatcher) -> torch.Tensor:
 
 
 def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Accepted]:
-    """Greedy acceptance of many trees at once."""
+    """Acceptance of many trees at once, by the target's choices or by the tokens that were drawn."""
     sessions, first_rows = answer.sessions, array("q", [answer.first_rows[index] for index in indices])
     places = b"".join([sessions[index].tree.pack().place for index in indices])
     choices = array("q", answer.choices)
+    for index, first in zip(indices, first_rows, strict=True):
+        drawn = answer.drawn[index]
+        if drawn is not None:
+            choices[first : first + len(drawn)] = array("q", drawn)
     paths, emitted = array("i", bytes(4 * len(choices))), array("i", bytes(4 * len(choices)))
     lengths = array("q", bytes(8 * len(indices)))
     memory = first_rows, choices, paths, emitted, lengths
@@ -221,6 +227,8 @@ def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Acc
     nodes, tokens, results, start = paths.tolist(), emitted.tolist(), list[Accepted](), 0
     for index, length in zip(indices, lengths, strict=True):
         end = start + length
+        if answer.drawn[index] is not None:
+            sessions[index].randomness.skip(length)
         results.append(_cut(index, sessions[index], tuple(nodes[start:end]), tokens[start:end]))
         start = end
     if start == sum([len(each.block.token_ids) for each in results]):

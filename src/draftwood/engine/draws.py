@@ -1,4 +1,4 @@
-"""Sampled tokens of many requests, drawn at once: few launches, and only tokens travel to the host.
+"""Sampled tokens of many requests, drawn at once: by the target itself, if it can, or from its logits on a GPU.
 
 A request can take part if the token after a node is one draw from the target's distribution there. With penalties that
 distribution depends on the path to the node, as with a structure that the output must match, and drawn children are
@@ -7,13 +7,15 @@ accepted by another rule: such requests read their rows themselves.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 
 from draftwood.engine.session import Session
 from draftwood.sampling import Warper, draw_tokens
+from draftwood.targets import Draw, ForwardOutput, Segment
 from draftwood.verify import upcoming_numbers
 
 MAX_LOGITS = 2**27  # whose distributions are held at once
@@ -31,21 +33,39 @@ class Rows(NamedTuple):
         return self.first + len(self.numbers)
 
 
-def draw_sampled(
-    logits: torch.Tensor, sessions: Sequence[Session], num_rows: Sequence[int]
-) -> Sequence[list[int] | None]:
-    """The token after every node of each session's tree, from its rows of ``logits [N, V]``; None: not drawn here.
+def plan_draw(session: Session) -> Draw | None:
+    """How the target should draw the tokens after the nodes of the session's tree; None: not at all."""
+    if not session.draws_ahead or session.tree.proposals:
+        return None
+    return Draw(session.warper.rule, partial(upcoming_numbers, session.tree, session.randomness))
 
-    On a CPU nothing is drawn here: acceptance computes only the rows that it reaches.
+
+def take_drawn(
+    output: ForwardOutput, sessions: Sequence[Session], segments: Sequence[Segment]
+) -> list[list[int] | None]:
+    """The token after every node of each session's tree; None: not drawn.
+
+    What the target has not drawn is drawn from its logits if they are on a GPU. On a CPU acceptance computes only the
+    rows that it reaches.
     """
+    if output.drawn is not None:
+        tokens, ends = output.drawn.tolist(), accumulate([segment.num_logits for segment in segments])
+        return [
+            None if segment.draw is None else tokens[end - segment.num_logits : end]
+            for segment, end in zip(segments, ends, strict=True)
+        ]
+    if output.logits.is_cuda:
+        return _draw_from(output.logits, sessions, [segment.num_logits for segment in segments])
+    return [None] * len(sessions)
+
+
+def _draw_from(logits: torch.Tensor, sessions: Sequence[Session], num_rows: Sequence[int]) -> list[list[int] | None]:
     drawn: list[list[int] | None] = [None] * len(sessions)
-    if not logits.is_cuda:
-        return drawn
     groups: dict[tuple[float, ...], list[Rows]] = defaultdict(list)  # by sampling rule
     warpers: dict[tuple[float, ...], Warper] = {}
     first = 0
     for index, (session, size) in enumerate(zip(sessions, num_rows, strict=True)):
-        if _draws_at_once(session):
+        if session.may_draw_ahead and not (session.is_prefilling or session.tree.proposals):
             warper = session.warper
             warpers[warper.rule] = warper
             groups[warper.rule].append(Rows(index, first, upcoming_numbers(session.tree, session.randomness)))
@@ -59,13 +79,6 @@ def draw_sampled(
                 drawn[rows.member] = tokens[taken : taken + len(rows.numbers)]
                 taken += len(rows.numbers)
     return drawn
-
-
-def _draws_at_once(session: Session) -> bool:
-    params = session.params
-    if params.is_greedy or params.has_penalties or session.matcher is not None:
-        return False
-    return not (session.is_prefilling or session.tree.proposals)
 
 
 def _gather(logits: torch.Tensor, some: Sequence[Rows]) -> torch.Tensor:

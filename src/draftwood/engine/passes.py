@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from draftwood.compiled import OutcomesMemory
-from draftwood.engine.draws import draw_sampled
+from draftwood.engine.draws import plan_draw, take_drawn
 from draftwood.engine.session import Session
 from draftwood.engine.timing import Times, charge_rows
 from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
@@ -45,7 +45,7 @@ class Answer:
         self.first_rows = list(accumulate(num_rows, initial=0))
         # Sampled token after each node, where it was drawn for many sessions at once.
         started = time.perf_counter()
-        self.drawn = draw_sampled(output.logits, self.sessions, num_rows)
+        self.drawn = take_drawn(output, self.sessions, self.segments)
         if any(self.drawn):
             drawn_rows = [len(tokens or ()) for tokens in self.drawn]
             charge_rows(self.sessions, drawn_rows, time.perf_counter() - started)
@@ -83,7 +83,7 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
     """The next part of the session's prompt, or its tree, in a pass for so many sessions."""
     if not session.is_prefilling:
         token_ids, parents = session.tree.links()
-        return Segment(session.sequence, token_ids, parents, len(token_ids))
+        return Segment(session.sequence, token_ids, parents, len(token_ids), draw=plan_draw(session))
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again

@@ -3,6 +3,7 @@
 from draftwood.targets.base import (
     DEFAULT_TOP_K,
     Attend,
+    Draw,
     ForwardOutput,
     Layers,
     PendingPass,

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from draftwood.errors import CapabilityError
@@ -39,6 +41,13 @@ from draftwood.targets.toprows import TopRows
 DEFAULT_TOP_K = 10  # top entries of a row that drafters learn from by default
 
 
+class Draw(NamedTuple):
+    """How to draw a token after each node of a segment, from the distribution of ``sampling.Warper``."""
+
+    rule: Sequence[float]  # temperature, top_k, top_p, min_p
+    numbers: Callable[[], Sequence[float]]  # [num_logits] in [0, 1); called after the pass was launched
+
+
 class Segment(NamedTuple):
     """One sequence's part of a packed batch."""
 
@@ -47,6 +56,7 @@ class Segment(NamedTuple):
     parents: Sequence[int]  # [n] indices in the whole tree, -1 for node 0; a node is at position prefix + depth
     num_logits: int  # compute logits for the last `num_logits` nodes: n for a tree, 0 or n for a prompt chunk
     after: int = 0  # number of nodes of the pending tree to keep; new nodes are numbered from there; 0: a new tree
+    draw: Draw | None = None  # a target that cannot draw (`TargetInfo.can_draw`) ignores it
 
 
 class ForwardOutput(NamedTuple):
@@ -59,6 +69,7 @@ class ForwardOutput(NamedTuple):
     greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id
     taps: torch.Tensor | None  # [N, T*H], the hidden states selected with set_taps, or None
     top: TopRows | None = None  # top entries of every row, if the target computed them: see `Target.set_top`
+    drawn: npt.NDArray[np.int32] | None = None  # [R] tokens where `Segment.draw` asks for them; UNUSABLE: not possible
 
     def split(self, segments: Sequence[Segment]) -> list[ForwardOutput]:
         """Splits into one output per segment; all are views."""
@@ -128,6 +139,7 @@ class TargetInfo:
     can_tree: bool = True  # False: committed tokens only, no draft trees
     quantize: str | None = None  # 8-bit format of the weights, also part of the name; None: stored in dtype
     is_exact: bool = False  # the logits of a node have the same bits in every pass
+    can_draw: bool = False  # passes draw sampled tokens: see `Segment.draw`
     pass_sizes: tuple[int, ...] = ()  # if not empty: a pass is padded to the next of these sizes
 
 

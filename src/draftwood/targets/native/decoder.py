@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftwood.targets.base import FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
+from draftwood.targets.base import Draw, FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
 from draftwood.targets.cache import KVCache
 from draftwood.targets.searches import Found, SearchPlan
 
@@ -43,6 +43,7 @@ class PackedBatch(NamedTuple):
 
     token_ids: list[int]  # [N]
     segments: list[PackedSegment]
+    draws: Sequence[Draw | None] = ()  # of the segments; empty: none
 
     def positions(self) -> list[int]:
         """[N] The position of each node in its sequence."""
@@ -57,6 +58,7 @@ class PackedBatch(NamedTuple):
 class Decoder(ABC):
     name: str
     is_exact: bool = False  # as in TargetInfo
+    can_draw: bool = False  # as in TargetInfo
     pass_sizes: tuple[int, ...] = ()  # as in TargetInfo
     num_lanes: int = 1  # as in Target
     num_best: int = 0  # top entries to find in each row of logits; a hint, see Target.set_top
@@ -87,8 +89,9 @@ def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     token_ids: list[int] = []
     packed: list[PackedSegment] = []
     for segment in segments:
-        sequence, own_ids, parents, num_logits, after = segment
+        sequence, own_ids, parents, num_logits, after, _ = segment
         extent = cache.reserve(sequence, parents, after)
         packed.append(PackedSegment(len(token_ids), extent.base, extent.length, extent.parents, num_logits, after))
         token_ids.extend(own_ids)
-    return PackedBatch(token_ids, packed)
+    draws = [segment.draw for segment in segments]
+    return PackedBatch(token_ids, packed, draws if any(draws) else ())

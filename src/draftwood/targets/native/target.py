@@ -19,6 +19,7 @@ from draftwood.models import GgufFile, ModelConfig, stored_tensors
 from draftwood.progress import Progress, report
 from draftwood.targets.base import (
     DEFAULT_TOP_K,
+    Draw,
     ForwardOutput,
     Layers,
     PendingPass,
@@ -87,6 +88,7 @@ class NativeTarget(SlotTarget):
             backend=self._decoder.name,
             quantize=quantize,
             is_exact=self._decoder.is_exact,
+            can_draw=self._decoder.can_draw,
             pass_sizes=self._decoder.pass_sizes,
         )
 
@@ -210,7 +212,8 @@ class NativeTarget(SlotTarget):
         try:
             for number, size in enumerate(sizes):
                 report(progress, "preparing the GPU", number, len(sizes))
-                self.forward([Segment(sequence, [0] * size, chain_parents(size), size)])
+                draw = Draw((1.0, 0, 1.0, 0.0), lambda: [0.0]) if size == 1 else None
+                self.forward([Segment(sequence, [0] * size, chain_parents(size), size, draw=draw)])
         finally:
             self.close(sequence)
         report(progress, "preparing the GPU", len(sizes), len(sizes))

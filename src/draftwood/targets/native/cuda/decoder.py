@@ -29,6 +29,7 @@ from draftwood.targets.native.cuda.device import (
     record,
     supports_pdl,
 )
+from draftwood.targets.native.cuda.draws import DrawnTokens, Draws
 from draftwood.targets.native.cuda.inputs import MAX_MOVES, new_moves
 from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.targets.native.cuda.products import MAX_ROWS
@@ -93,9 +94,17 @@ class CapturedPass(Generic[PassT]):
 
 
 class CudaFlight(PendingPass):
-    def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_wanted: int, num_best: int) -> None:
+    def __init__(
+        self,
+        captured: CapturedPass[Pass],
+        batch: PackedBatch,
+        num_wanted: int,
+        num_best: int,
+        drawn: DrawnTokens | None = None,
+    ) -> None:
         self._captured = captured
         self._batch = batch
+        self._drawn = drawn
         self._num_wanted = num_wanted
         self._num_best = num_best  # that were asked for; the pass may have found more
         self._was_read = False
@@ -124,11 +133,12 @@ class CudaFlight(PendingPass):
             output = captured.output.at(rows)
         taps = None if output.taps is None else output.taps[:size]
         top = output.top.first(self._num_best) if output.top is not None and self._num_best else None
-        return output._replace(taps=taps, top=top)
+        return output._replace(taps=taps, top=top, drawn=None if self._drawn is None else self._drawn.read())
 
 
 class CudaDecoder(Decoder):
     name = "fused-cuda"
+    can_draw = True
     pass_sizes = ROWS
     num_lanes = 2
 
@@ -152,6 +162,7 @@ class CudaDecoder(Decoder):
         self._searches = KnownSearches[Pass](MAX_SEARCHES)
         self._has_window = bool(config.sliding_window)
         self._ready: dict[tuple[int, int], tuple[int, ...]] = {}  # of ``ready_sizes``, as long as no pass is added
+        self._draws: dict[int, Draws] = {}  # by lane
         self._detours: Counter[Shape] = Counter()  # batches that ran in a larger shape, by the shape that they need
         self._stream = new_stream(device)  # for graph capture
         self._moves = new_moves()  # cache rows to move before the next pass
@@ -186,11 +197,18 @@ class CudaDecoder(Decoder):
                 self._forget_moves()
                 captured.run()
                 self._passes.move_to_end(shape)
+            drawn = self._draw(captured.work, batch, lane) if batch.draws else None
             if captured.done is not None:
                 record(captured.done, self._device)
-        flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
+        flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best, drawn)
         flight.was_ready = was_ready
         return flight
+
+    @torch.inference_mode()
+    def _draw(self, work: Pass, batch: PackedBatch, lane: int) -> DrawnTokens:
+        if lane not in self._draws:
+            self._draws[lane] = Draws(self._model.config.vocab_size, self._device)
+        return self._draws[lane].launch(work, batch)
 
     @torch.inference_mode()
     def grow(self, batch: PackedBatch, plan: SearchPlan) -> list[Found] | None:

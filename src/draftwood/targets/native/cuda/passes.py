@@ -82,7 +82,7 @@ class Pass(ABC):
             self.taps = embed.new_zeros(shape.num_rows, len(shape.taps) * config.hidden_size)
         self.logits = workspace.logits(shape.num_logits, shape.lane)  # [R, V] float32
         self.words = new_words(shape.num_logits, shape.num_best, embed.device)  # [R, 2 * best + 1]: see `best`
-        self._peaks = new_scratch(shape.num_logits, config.vocab_size, embed.device)
+        self.peaks = new_scratch(shape.num_logits, config.vocab_size, embed.device)  # of blocks, see `launch_top_rows`
         self._answer = torch.zeros(self.words.shape, dtype=torch.int32, pin_memory=embed.is_cuda)
 
     @property
@@ -120,7 +120,7 @@ class Pass(ABC):
         if self._shape.num_logits:
             peaks_known = self._head()
             launch_top_rows(
-                self.logits, self._shape.num_best, self.words, self._peaks,
+                self.logits, self._shape.num_best, self.words, self.peaks,
                 peaks_known=peaks_known, pdl=self._model.pdl,
             )  # fmt: skip
 
@@ -268,7 +268,7 @@ class NarrowPass(Pass):
     @property
     def _head_peaks(self) -> torch.Tensor | None:
         """Where the head's product writes the peaks of its blocks; None if the top kernels use other blocks."""
-        return self._peaks if block_size(self._model.config.vocab_size) == HEAD_BLOCK else None
+        return self.peaks if block_size(self._model.config.vocab_size) == HEAD_BLOCK else None
 
 
 class WidePass(Pass):
