@@ -27,7 +27,7 @@ UNITS = tl.constexpr(2.0**44)  # weight of the best token; 2^18 times this is be
 LOWEST = tl.constexpr(-0x7F800001)  # the key of -inf
 MISSING = tl.constexpr(-0x7FFFFFFF)  # lower than the key of any logit
 MARGIN = tl.constexpr(0.01)  # by which a bound is lowered, in case that exp and log are rounded
-WARPS = 8
+WARPS = 16
 SPLITS = 4  # keys that are tried at once
 
 
@@ -131,12 +131,12 @@ def _amounts(
     COUNTS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """For each of SPLITS keys ``lowest``, the number (COUNTS) or the weight of the entries with at least this key."""
-    amounts = tl.zeros((SPLITS,), tl.int64)
+    amounts = tl.zeros((SPLITS, CHUNK * BLOCK), tl.int64)  # summed over a program once, not once per part
     for first in range(0, count, CHUNK):
         _, keys, values = _read(logits, candidates, first, count, vocab_size, BLOCK, CHUNK)
         own = tl.full(keys.shape, 1, tl.int64) if COUNTS else _weights(values, best, temperature, 0.0)
-        amounts += tl.sum(tl.where(keys[None, :] >= lowest[:, None], own[None, :], 0), axis=1)
-    return amounts
+        amounts += tl.where(keys[None, :] >= lowest[:, None], own[None, :], 0)
+    return tl.sum(amounts, axis=1)
 
 
 @triton.jit
