@@ -16,7 +16,6 @@
 
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1
-#define __AMX_INT8__ 1
 #define __AVX512BF16__ 1
 #define syscall(...) 0L /* permission to use tiles */
 
@@ -61,17 +60,6 @@ static void emulated_check_product(const EmulatedTile *c, const EmulatedTile *a,
 
 #define FAST __attribute__((optimize("O3")))
 
-FAST static void emulated_bytes(EmulatedTile *c, const EmulatedTile *a, const EmulatedTile *b) {
-    emulated_check_product(c, a, b);
-    for (int r = 0; r < c->rows; r++) {
-        int32_t sums[16];
-        memcpy(sums, c->data[r], sizeof(sums));
-        for (int k = 0; k < a->bytes; k++)
-            for (int n = 0; n < 16; n++) sums[n] += (int8_t)a->data[r][k] * (int8_t)b->data[k / 4][4 * n + k % 4];
-        memcpy(c->data[r], sums, (size_t)c->bytes);
-    }
-}
-
 static float emulated_half(uint16_t half) {
     const uint32_t bits = (uint32_t)half << 16;
     float value;
@@ -108,14 +96,12 @@ static __m256i emulated_narrow(__m512 v) { /* to nearest, ties to even */
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
-#undef _tile_dpbssd
 #undef _tile_dpbf16ps
 #undef _mm512_cvtneps_pbh
 #define _tile_loadconfig(shapes) emulated_configure((const uint8_t *)(shapes))
 #define _tile_zero(t) memset(emulated_tile(t)->data, 0, sizeof(emulated->data))
 #define _tile_loadd(t, from, stride) emulated_load(emulated_tile(t), (const char *)(from), stride)
 #define _tile_stored(t, to, stride) emulated_store(emulated_tile(t), (char *)(to), stride)
-#define _tile_dpbssd(c, a, b) emulated_bytes(emulated_tile(c), emulated_tile(a), emulated_tile(b))
 #define _tile_dpbf16ps(c, a, b) emulated_halves(emulated_tile(c), emulated_tile(a), emulated_tile(b))
 #define _mm512_cvtneps_pbh(v) emulated_narrow(v)
 

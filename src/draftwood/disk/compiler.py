@@ -26,7 +26,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # features that vec.h, integers.h and amx.h test for, so the first variant that fits computes the same bits as a native
 # build.
 _X86_64 = {
-    "amx": (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+    "amx": (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
     "avx512vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2vnni": (*_AVX2, "avx_vnni"),

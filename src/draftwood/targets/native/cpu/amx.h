@@ -1,14 +1,10 @@
-/* Matrix products with AMX tiles, the matrix unit of recent x86 servers: for bfloat16 weights and caches, and for the
- * integers of quantised weights.
+/* Matrix products with AMX tiles, the matrix unit of recent x86 servers: for bfloat16 weights and caches.
  *
- * bfloat16: one instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 columns. The sums of a row run over its own
+ * One instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 columns. The sums of a row run over its own
  * inputs in a fixed order, whatever the other rows contain, so products stay batch-invariant. Inputs are rounded to
  * bfloat16; sums are float32.
  *
- * A right-hand side is 64 columns wide: [inputs / 32][4 tiles][16 pairs of inputs][16 columns][2].
- *
- * Integers: one instruction multiplies up to 16 rows of bytes with those of 16 columns, four inputs per line and column:
- * a vector of weights of format_blocks.h is one line. Sums are exact. */
+ * A right-hand side is 64 columns wide: [inputs / 32][4 tiles][16 pairs of inputs][16 columns][2]. */
 #ifndef DRAFTWOOD_AMX_H
 #define DRAFTWOOD_AMX_H
 
@@ -26,8 +22,7 @@ INLINE long place_in_tiles(long k, long c) {
     return tile * TILE_NUMBERS + k % TILE_INPUTS / 2 * (2 * TILE_COLUMNS) + c % TILE_COLUMNS * 2 + k % 2;
 }
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
-#define TILES 1
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -47,50 +42,18 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((aligned(64))) TileShapes;
 
-INLINE void tiles_shape(TileShapes *shapes, int tile, int rows, int bytes_per_row) {
-    shapes->rows[tile] = (uint8_t)rows;
-    shapes->bytes_per_row[tile] = (uint16_t)bytes_per_row;
-}
-
 /* Compilers do not know that tile loads read memory. */
 #define MEMORY_IS_READ __asm__ volatile("" ::: "memory")
 
 /* Sets all eight tiles of the calling thread to full size; cheap enough for the start of every item. */
 INLINE void amx_configure(void) {
     TileShapes shapes = {.palette = 1};
-    for (int i = 0; i < 8; i++) tiles_shape(&shapes, i, TILE_ROWS, 64);
-    MEMORY_IS_READ;
-    _tile_loadconfig(&shapes);
-}
-
-/* For products of `rows` rows of 4 * steps bytes: sums in tiles 0 and 1, inputs in 4, weights in 6 and 7. */
-INLINE void amx_configure_integers(int rows, int steps) {
-    TileShapes shapes = {.palette = 1};
-    for (int i = 0; i < 2; i++) {
-        tiles_shape(&shapes, i, rows, 4 * TILE_COLUMNS);
-        tiles_shape(&shapes, 6 + i, steps, 4 * TILE_COLUMNS);
+    for (int i = 0; i < 8; i++) {
+        shapes.rows[i] = TILE_ROWS;
+        shapes.bytes_per_row[i] = 2 * TILE_INPUTS;
     }
-    tiles_shape(&shapes, 4, rows, 4 * steps);
     MEMORY_IS_READ;
     _tile_loadconfig(&shapes);
-}
-
-/* The weights of the next products: [2][steps][16 columns][4] signed bytes, `half` bytes apart. */
-INLINE void amx_load_weights(const void *weights, long half) {
-    MEMORY_IS_READ;
-    _tile_loadd(6, weights, 4 * TILE_COLUMNS);
-    _tile_loadd(7, (const char *)weights + half, 4 * TILE_COLUMNS);
-}
-
-/* sums[2][rows][16 columns] of signed bytes: rows `input_bytes` apart times the loaded weights. */
-INLINE void amx_multiply_integers(const void *input, long input_bytes, int32_t *sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(4, input, input_bytes);
-    _tile_dpbssd(0, 4, 6);
-    _tile_dpbssd(1, 4, 7);
-    _tile_stored(0, sums, 4 * TILE_COLUMNS);
-    _tile_stored(1, sums + TILE_ROWS * TILE_COLUMNS, 4 * TILE_COLUMNS);
 }
 
 /* Prefetches `count` tiles of the next right-hand side, so that all of it is in the cache when it is used. */
@@ -186,14 +149,8 @@ INLINE void amx_pack_values(const bf16 *first, const bf16 *second, long head_dim
 }
 #else
 /* Stubs for CPUs without AMX; never called. */
-#define TILES 0
 INLINE int amx_granted(void) { return 0; }
 INLINE void amx_configure(void) {}
-INLINE void amx_configure_integers(int rows, int steps) { (void)rows, (void)steps; }
-INLINE void amx_load_weights(const void *weights, long half) { (void)weights, (void)half; }
-INLINE void amx_multiply_integers(const void *input, long input_bytes, int32_t *sums) {
-    (void)input, (void)input_bytes, (void)sums;
-}
 INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                          long out_stride, const char *next) {
     (void)input, (void)input_stride, (void)side, (void)inputs, (void)out, (void)out_stride, (void)next;

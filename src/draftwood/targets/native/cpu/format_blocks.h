@@ -285,32 +285,6 @@ INLINE void multiply_block(const BlockKind *kind, const GroupProduct *p, const c
     if (rows == 1) multiply_rows(kind, 1, &u, input, bytes, out);
 }
 
-#if TILES
-/* The same with AMX tiles of `tile_rows` rows, the last of which may reach past the last row. */
-INLINE void multiply_block_tiles(const BlockKind *kind, const GroupProduct *p, long tile_rows, const char *input,
-                                 const char *stretch, const char *lines, int b, float *out) {
-    const int halves = kind->scales == SUPER_16 ? 2 : 1, steps = STEPS / halves;
-    Unpacked u;
-    unpack_block(kind, stretch, lines, b, 0, 0, &u);
-    UNROLL for (int h = 0; h < halves; h++) {
-        amx_load_weights(&u.w[0][h * steps], sizeof(u.w[0]));
-        for (long row = 0; row < p->rows; row += tile_rows) {
-            int32_t sums[SUBS][TILE_ROWS][TILE_COLUMNS];
-            const char *x = input + row * p->input_bytes;
-            amx_multiply_integers(((const InputBlock *)x)->values + 4 * steps * h, p->input_bytes, sums[0][0]);
-            for (long r = 0; r < min_long(tile_rows, p->rows - row); r++, x += p->input_bytes) {
-                const vi start = start_of(kind, (const InputBlock *)x, h, 0);
-                UNROLL for (int s = 0; s < SUBS; s++) {
-                    float *to = out + (row + r) * GROUP_COLUMNS + s * VW;
-                    const vi sum = *(const vi_any *)sums[s][r] + start;
-                    store(to, add_scaled(kind, &u, s, h, (const InputBlock *)x, sum, load(to)));
-                }
-            }
-        }
-    }
-}
-#endif
-
 #if TOTALS_STAY
 /* One strip times a few rows. Their totals and the sums of a block stay in registers beside the weights. Sums and
  * products are loaded with what they begin with, row by row: copying a register would cost as much as a product. */
@@ -376,11 +350,6 @@ INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
 INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
     const long blocks = kind->elements / QBLOCK, block_bytes = lines_of(kind) * LINE;
     const char *at = p->weights;
-#if TILES /* a few rows need no tile: they wait for the weights */
-    const int tiled = p->rows > MAX_TOGETHER && amx_granted();
-    const long num_tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, tile_rows = (p->rows + num_tiles - 1) / num_tiles;
-    if (tiled) amx_configure_integers((int)tile_rows, kind->scales == SUPER_16 ? STEPS / 2 : STEPS);
-#endif
     memset(p->out, 0, (size_t)(p->rows * GROUP_COLUMNS) * sizeof(float));
     for (long strip = 0; strip < GROUP_COLUMNS; strip += STRIP) {
         const char *input = p->input;
@@ -388,12 +357,6 @@ INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
             const char *lines = at + scale_bytes(kind);
             for (int b = 0; b < blocks; b++, lines += block_bytes, input += sizeof(InputBlock)) {
                 for (long i = 0; i < block_bytes; i += 64) __builtin_prefetch(lines + BLOCKS_AHEAD * block_bytes + i);
-#if TILES
-                if (tiled) {
-                    multiply_block_tiles(kind, p, tile_rows, input, at, lines, b, p->out + strip);
-                    continue;
-                }
-#endif
                 for (long column = 0; column < STRIP; column += SUBS * VW)
                     multiply_block(kind, p, input, at, lines, b, column, p->out + strip + column);
             }
