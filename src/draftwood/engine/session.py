@@ -76,11 +76,12 @@ class Session:
         # Whether its drafts may be left out because of measured times.
         can_pause = drafter.can_rest or drafter.can_leave
         self.may_rest = self.drafts and sizer is not None and can_pause and not self.draws
-        # Whether acceptance or the caller needs more than greedy choices.
+        # Whether the caller needs more than tokens.
         wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles
         # Whether the token after a node is one draw from the distribution there, and whether the target makes it.
         self.may_draw_ahead = not (self.params.is_greedy or self.params.has_penalties or self.matcher is not None)
         self.draws_ahead = self.may_draw_ahead and info.can_draw
+        # Whether the host needs logits, for the caller or for acceptance.
         self.reads_logits = wants_rows or self.draws or not (self.takes_choices or self.draws_ahead)
         # Whether anything but acceptance reads rows of the target's output.
         wanted = (drafter.wants_logits, drafter.wants_prompt_logits, drafter.wants_top, drafter.wants_taps)

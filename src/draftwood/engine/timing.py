@@ -45,7 +45,7 @@ def charge(spent: Spent) -> None:
 
 def note_costs(spent: Spent) -> None:
     """Shows the sizers what a cycle took, if it did nothing but verify trees. For the pass only the tree of a single
-    request counts: other passes are mixtures of context lengths."""
+    request counts: other passes are mixtures of context lengths. Drawing its tokens is a part of a pass."""
     sessions, sizes, reading, drafting, times = spent
     sizer = sessions[0].sizer
     if sizer is None or any(reading):

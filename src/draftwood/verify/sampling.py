@@ -53,8 +53,8 @@ def upcoming_numbers(tree: DraftTree, randomness: SeededRandomness) -> list[floa
     """The random number that draws the token after each node, if that node is reached.
 
     For trees of chosen children, the token after a node is one draw, whose number depends only on the node's depth. So
-    the tokens of all nodes of many trees can be drawn at once on the device (``draw_tokens``) and then passed to
-    ``accept_predrawn``, with the same result as ``accept_sampled``.
+    the tokens of all nodes of many trees can be drawn at once, by the target or with ``draw_tokens``, and be accepted
+    like greedy choices (``accept_predrawn``, or its steps in C), with the same result as ``accept_sampled``.
     """
     numbers = randomness.upcoming(1 + max(tree.depths))
     return [numbers[depth] for depth in tree.depths]

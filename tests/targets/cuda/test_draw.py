@@ -264,3 +264,15 @@ def test_unread_draws_are_kept_when_the_lane_goes_on() -> None:
     trees.check(target.launch([trees.segments[2]], 0).wait(), [2])
     trees.check(pending.wait(), [0])
     assert target.forward([trees.segments[1]]).drawn is None  # nothing was asked for
+
+
+@runs_kernels
+def test_an_error_while_drawing_leaves_the_target_usable() -> None:
+    target = new_target()
+    trees = Trees(target, (5, 2, 3), seed=2)
+    draw = trees.segments[0].draw
+    assert draw is not None
+    with pytest.raises(ValueError):
+        target.launch([trees.segments[0]._replace(draw=draw._replace(numbers=lambda: draw.numbers()[:-1]))], 0)
+    trees.check(target.forward([trees.segments[2]]), [2])
+    trees.check(target.forward([trees.segments[0]]), [0])

@@ -31,6 +31,7 @@ from draftwood.targets.native.cuda.device import (
 )
 from draftwood.targets.native.cuda.draws import DrawnTokens, Draws
 from draftwood.targets.native.cuda.inputs import MAX_MOVES, new_moves
+from draftwood.targets.native.cuda.kernels import MAX_VOCABULARY
 from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.targets.native.cuda.products import MAX_ROWS
 from draftwood.targets.native.cuda.searches import GraphKind, KnownSearches, SearchLaunch, fits
@@ -94,17 +95,10 @@ class CapturedPass(Generic[PassT]):
 
 
 class CudaFlight(PendingPass):
-    def __init__(
-        self,
-        captured: CapturedPass[Pass],
-        batch: PackedBatch,
-        num_wanted: int,
-        num_best: int,
-        drawn: DrawnTokens | None = None,
-    ) -> None:
+    def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_wanted: int, num_best: int) -> None:
         self._captured = captured
         self._batch = batch
-        self._drawn = drawn
+        self.drawn: DrawnTokens | None = None
         self._num_wanted = num_wanted
         self._num_best = num_best  # that were asked for; the pass may have found more
         self._was_read = False
@@ -133,18 +127,18 @@ class CudaFlight(PendingPass):
             output = captured.output.at(rows)
         taps = None if output.taps is None else output.taps[:size]
         top = output.top.first(self._num_best) if output.top is not None and self._num_best else None
-        return output._replace(taps=taps, top=top, drawn=None if self._drawn is None else self._drawn.read())
+        return output._replace(taps=taps, top=top, drawn=None if self.drawn is None else self.drawn.read())
 
 
 class CudaDecoder(Decoder):
     name = "fused-cuda"
-    can_draw = True
     pass_sizes = ROWS
     num_lanes = 2
 
     def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, *, exact: bool = False) -> None:
         """``exact``: the logits of a node have the same bits in every pass."""
         self.is_exact = exact
+        self.can_draw = config.vocab_size <= MAX_VOCABULARY
         device = weights.embed.device
         self._device = device
         self._cache = cache
@@ -197,11 +191,14 @@ class CudaDecoder(Decoder):
                 self._forget_moves()
                 captured.run()
                 self._passes.move_to_end(shape)
-            drawn = self._draw(captured.work, batch, lane) if batch.draws else None
-            if captured.done is not None:
-                record(captured.done, self._device)
-        flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best, drawn)
-        flight.was_ready = was_ready
+            flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
+            flight.was_ready = was_ready
+            try:
+                if batch.draws:
+                    flight.drawn = self._draw(captured.work, batch, lane)
+            finally:  # after an error, too, the next launch waits for this pass
+                if captured.done is not None:
+                    record(captured.done, self._device)
         return flight
 
     @torch.inference_mode()

@@ -6,8 +6,11 @@ in the order of their ids share the interval from 0 to 1 by their weights, and t
 ``sampling.draw_tokens``. A token that is less likely than 2^-44 times the best one is never drawn.
 
 The first kernel reads the logits once and sums the weights of every block. The second, one program per row, finds the
-block and then the token. If the rule keeps only some tokens (top-k, top-p, min-p), they are those from some logit up:
-the program looks for that logit by narrowing an interval, in the blocks whose best logit is high enough.
+block and then the token. Top-k and top-p keep the tokens from some logit up, of equal ones those with the lowest ids:
+the program looks for that logit by narrowing an interval, in the blocks whose best logit is high enough. With min-p,
+tokens that are less likely have no weight.
+
+A logit that is not a number counts as -inf, as for greedy choices.
 """
 
 # ruff: noqa: N803 - compile-time values are in capitals
@@ -23,7 +26,8 @@ from draftwood.targets.native.cuda.common import clean, exponent_base, launch_op
 from draftwood.targets.native.cuda.kernels.top import TILE, block_size
 
 DRAW_FIELDS = 6  # of a draw, float64: row of logits, temperature, top_k, top_p, min_p, random number
-UNITS = tl.constexpr(2.0**44)  # weight of the best token; 2^18 times this is below 2^63
+MAX_VOCABULARY = 2**19 - 1  # for which sums of weights are below 2^63
+UNITS = tl.constexpr(2.0**44)  # weight of the best token
 LOWEST = tl.constexpr(-0x7F800001)  # the key of -inf
 MISSING = tl.constexpr(-0x7FFFFFFF)  # lower than the key of any logit
 MARGIN = tl.constexpr(0.01)  # by which a bound is lowered, in case that exp and log are rounded
