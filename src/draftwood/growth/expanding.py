@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural import Frontier
-from draftwood.growth.readings import follow_time
+from draftwood.growth.readings import follow_mean
 from draftwood.growth.trust import Trust
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
@@ -46,11 +46,11 @@ class PassRecord:
 
     def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
         self._shares[number] += SMOOTHING * (min(gained / chances, MAX_SHARE) - self._shares[number])
-        self._seconds[number] = follow_time(self._seconds[number], seconds)
+        self._seconds[number] = follow_mean(self._seconds[number], seconds)
         self.num_passes += 1
 
     def note_cycle(self, seconds: float) -> None:
-        self._cycle_seconds = follow_time(self._cycle_seconds, seconds)
+        self._cycle_seconds = follow_mean(self._cycle_seconds, seconds)
         self.num_cycles += 1
 
     def note_kept(self, values: Sequence[float], num_kept: int) -> None:
