@@ -70,6 +70,12 @@ def test_seed_gives_same_output_with_every_choosing_drafter(llm: LLM, temperatur
     assert [c.token_ids for c in plain] == [c.token_ids for c in drafted]
 
 
+def answer_like_a_gpu(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits seem to be on a GPU, and it does not draw tokens itself."""
+    monkeypatch.setattr(target, "info", replace(target.info, can_draw=False))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+
+
 @pytest.mark.parametrize("drafter", ["plain", "goose", "stand"])
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 def test_a_seed_gives_the_same_output_on_a_gpu(
@@ -80,7 +86,7 @@ def test_a_seed_gives_the_same_output_on_a_gpu(
     expected = llm.generate(PROMPTS, params, drafter=drafter)
     at_once = mock.Mock(wraps=draws.draw_tokens)
     monkeypatch.setattr(draws, "draw_tokens", at_once)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    answer_like_a_gpu(llm._engine.target, monkeypatch)
     assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == [c.token_ids for c in expected]
     assert at_once.called == (penalty == 0.0)
 
@@ -97,7 +103,7 @@ def test_batched_draws_equal_single_draws(llm: LLM, most_logits: int, monkeypatc
     ]
     alone = [llm.generate(PROMPTS[0], params, drafter="goose")[0] for params in kinds]
     monkeypatch.setattr(draws, "MAX_LOGITS", most_logits)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    answer_like_a_gpu(llm._engine.target, monkeypatch)
     engine, factory = llm._engine, make_factory("goose", None, llm._engine.target, codec=llm.tokenizer)
     prompt_ids = llm.tokenizer.encode(PROMPTS[0])
     ids = [
@@ -182,7 +188,7 @@ def test_drawing_time_is_charged_to_sampled_requests(llm: LLM, monkeypatch: pyte
         now += 3.0
         return drawing(probs, numbers)
 
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    answer_like_a_gpu(llm._engine.target, monkeypatch)
     monkeypatch.setattr(draws, "draw_tokens", slowly)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     engine, factory = llm._engine, make_factory("plain", None, llm._engine.target, codec=llm.tokenizer)

@@ -45,7 +45,7 @@ class Draw(NamedTuple):
     """How to draw a token after each node of a segment, from the distribution of ``sampling.Warper``."""
 
     rule: Sequence[float]  # temperature, top_k, top_p, min_p
-    numbers: Callable[[], Sequence[float]]  # [num_logits] in [0, 1); called after the pass was launched
+    numbers: Callable[[], Sequence[float]]  # [num_logits] in [0, 1); a target on a GPU asks when the pass runs
 
 
 class Segment(NamedTuple):

@@ -1,7 +1,6 @@
 """Tokens that the GPU kernels draw: on a GPU if there is one, otherwise in Triton's interpreter.
 
-The reference is the distribution of ``Warper`` in float64. The kernels round otherwise, so a number within EDGE of the
-border between two tokens may give either of them.
+What is right: ``tests/tools/draws.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +19,7 @@ from draftwood.targets.base import Draw, ForwardOutput, Segment, chain_parents
 from draftwood.targets.native.target import NativeTarget
 from tests.conftest import prefill, random_parents
 from tests.tools.cuda import new_target
+from tests.tools.draws import NUMBERS, RULES, ambiguous, check, check_random_rule, check_shares, check_ties
 from tests.tools.top import INF, ROWS, random_rows, rows_with_nan
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
 
@@ -28,23 +27,6 @@ pytest.importorskip("triton")
 
 from draftwood.targets.native.cuda.kernels import DRAW_FIELDS, DrawScratch, launch_draws, top
 from draftwood.targets.native.cuda.kernels import draw as kernels
-
-EDGE = 1e-5  # of the whole probability
-RULES = {
-    "plain": {"temperature": 1.0},
-    "warm": {"temperature": 0.7},
-    "hot": {"temperature": 2.5},
-    "cold": {"temperature": 0.01},
-    "top-k": {"temperature": 0.9, "top_k": 20},
-    "one": {"temperature": 1.0, "top_k": 1},
-    "top-p": {"temperature": 1.0, "top_p": 0.9},
-    "nearly all": {"temperature": 1.0, "top_p": 0.99999},
-    "nearly none": {"temperature": 1.0, "top_p": 1e-6},
-    "min-p": {"temperature": 1.0, "min_p": 0.05},
-    "all of them": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
-    "more than there are": {"temperature": 1.0, "top_k": 10**6, "top_p": 0.5},
-}
-NUMBERS = (0.0, 0.123, 0.5, 0.875, 1.0 - 2.0**-53)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
@@ -68,16 +50,6 @@ def draw(
     launch_draws(logits, words, peaks, draws, DrawScratch.new(len(used), vocab_size, DEVICE), tokens[:-1])
     assert int(tokens[-1]) == -7
     return tokens[:-1].tolist()
-
-
-def check(logits: torch.Tensor, rule: SamplingParams, numbers: Sequence[float], tokens: Sequence[int]) -> None:
-    """Each number lies within the share of its token, or near its edges."""
-    for row, number, token in zip(logits, numbers, tokens, strict=True):
-        probs = Warper(rule, ()).probs(row).double().numpy()
-        probs /= probs.sum()
-        reached = np.cumsum(probs)
-        assert probs[token] > 0.0, (token, number)
-        assert reached[token] - probs[token] - EDGE <= number <= reached[token] + EDGE, (token, number)
 
 
 @runs_kernels
@@ -121,44 +93,14 @@ def test_a_huge_vocabulary() -> None:
 @settings(max_examples=20 if INTERPRETED else 200, deadline=None)
 @given(st.data())
 def test_random_rules(data: st.DataObject) -> None:
-    scale, vocab_size = data.draw(st.sampled_from([0.01, 1.0, 4.0, 30.0])), data.draw(st.integers(2, 700))
-    logits = random_rows(3, vocab_size, scale)
-    if data.draw(st.booleans()):
-        logits = logits.round()  # ties
-    params = SamplingParams(
-        temperature=data.draw(st.floats(0.05, 3.0)),
-        top_k=data.draw(st.integers(0, vocab_size + 3)),
-        top_p=data.draw(st.floats(0.01, 1.0)),
-        min_p=data.draw(st.sampled_from([0.0, 0.01, 0.3, 1.0])),
-    )
-    numbers = data.draw(st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=3, max_size=3))
-    tokens = draw(logits, [params] * 3, numbers)
-    if not ambiguous(logits, params):
-        check(logits, params, numbers, tokens)
-
-
-def ambiguous(logits: torch.Tensor, params: SamplingParams) -> bool:
-    """Whether rounding decides which tokens the rule keeps."""
-    scores = torch.softmax(logits.double() / params.temperature, dim=-1).sort(dim=-1, descending=True).values
-    if 0 < params.top_k < logits.shape[1]:
-        scores = torch.where(scores >= scores[:, params.top_k - 1, None], scores, 0.0)
-    shares = (scores / scores.sum(dim=-1, keepdim=True)).cumsum(dim=-1)
-    ratios = scores / scores[:, :1]
-    return bool(((shares - params.top_p).abs() < EDGE).any() or ((ratios - params.min_p).abs() < EDGE).any())
+    check_random_rule(data, draw)
 
 
 @runs_kernels
 def test_every_token_gets_its_share() -> None:
     """Numbers at equal distances draw each token as often as it is likely."""
-    logits, count = random_rows(1, 40, scale=1.5), 40 if INTERPRETED else 400
-    for rule in ("warm", "all of them") if INTERPRETED else RULES:
-        params = SamplingParams(**RULES[rule])
-        numbers = [(index + 0.5) / count for index in range(count)]
-        tokens = draw(logits, [params] * count, numbers, rows=[0] * count)
-        counts = np.bincount(tokens, minlength=40)
-        expected = Warper(params, ()).probs(logits[0]).double().numpy() * count
-        assert np.abs(counts - expected).max() <= 1.0 + EDGE * count, rule
-        assert tokens == sorted(tokens)
+    rules = ("warm", "all of them") if INTERPRETED else tuple(RULES)
+    check_shares(draw, rules, count=40 if INTERPRETED else 400)
 
 
 @runs_kernels
@@ -178,12 +120,7 @@ def test_draws_depend_on_their_row_alone() -> None:
 
 @runs_kernels
 def test_equal_logits_are_kept_in_the_order_of_ids() -> None:
-    logits = torch.zeros(4, 1000)
-    logits[:, [3, 400, 999]] = 1.0
-    half = SamplingParams(temperature=1.0, top_k=3, top_p=0.5)  # two of the three
-    assert draw(logits, [half] * 4, [0.0, 0.49, 0.51, 0.99]) == [3, 3, 400, 400]
-    third = SamplingParams(temperature=1.0, top_k=2)  # ties with the second best are kept
-    assert draw(logits, [third] * 4, [0.1, 0.4, 0.7, 0.99]) == [3, 400, 999, 999]
+    check_ties(draw)
 
 
 @runs_kernels

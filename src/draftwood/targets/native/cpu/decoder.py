@@ -27,6 +27,7 @@ from draftwood.targets.toprows import KernelRows
 
 UNKNOWN_TOKEN = 2  # result of draftwood_forward
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
+DRAW_FIELDS = 6  # of a Draw of model.h
 KEPT_LOGITS = 64  # rows of logits whose memory is reused: as many as a tree usually has
 
 
@@ -39,9 +40,21 @@ class _Rows(NamedTuple):
     greedy_address: int
 
 
+def list_draws(batch: PackedBatch) -> "array[float]":
+    """The fields of all tokens to draw, as in Draw of model.h."""
+    fields, row = array("d"), 0
+    for segment, draw in zip(batch.segments, batch.draws, strict=bool(batch.draws)):
+        if draw is not None:
+            for place, number in enumerate(draw.numbers()):
+                fields.extend((row + place, *draw.rule, number))
+        row += segment.num_logits
+    return fields
+
+
 class CpuDecoder(Decoder):
     name = "fused-cpu"
     is_exact = True
+    can_draw = True
 
     def __init__(
         self, config: ModelConfig, weights: Weights, cache: KVCache, progress: LoadProgress | None = None
@@ -134,6 +147,8 @@ class CpuDecoder(Decoder):
         results = self._rows(wanted)
         tapped = torch.empty(rows, len(tap_layers) * self._config.hidden_size) if tap_layers else None
         words = np.empty(KernelRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
+        draws = list_draws(batch)
+        drawn = np.empty(len(draws) // DRAW_FIELDS, np.int32) if draws else None
         record = Batch(
             rows,
             len(nodes),
@@ -148,6 +163,9 @@ class CpuDecoder(Decoder):
             None if tapped is None else tapped.data_ptr(),
             None if features is None else features.data_ptr(),
             None if given is None else given.data_ptr(),
+            0 if drawn is None else len(drawn),
+            draws.buffer_info()[0],
+            None if drawn is None else drawn.ctypes.data,
         )
         failure = self._forward(self._model_address, ctypes.addressof(record), torch.get_num_threads())
         if failure == UNKNOWN_TOKEN:
@@ -159,7 +177,11 @@ class CpuDecoder(Decoder):
         if failure:
             raise MemoryError(f"not enough memory for a forward of {rows} positions")
         top = None if words is None else KernelRows.in_words(words, wanted, num_best)
-        return ForwardOutput(results.logits, results.greedy_ids, tapped, top)
+        if drawn is not None:
+            found = np.zeros(wanted, np.int32)
+            found[np.frombuffer(draws).reshape(-1, DRAW_FIELDS)[:, 0].astype(np.int64)] = drawn
+            drawn = found
+        return ForwardOutput(results.logits, results.greedy_ids, tapped, top, drawn)
 
     def _rows(self, count: int) -> _Rows:
         """Memory for the results of ``count`` rows, which the next pass may overwrite."""

@@ -2,7 +2,7 @@
  *
  * vec.h: vectors. amx.h: tiles. pool.h: threads. model.h: records. run.h: state of a forward. formats.h: weights.
  * micro.h, integers.h, matmul.h: products. contexts.h: what each node attends to. attention_work.h,
- * attention_products.h, attention.h: attention. rows.h: norms, rotation, cache writes. toprows.h: top k.
+ * attention_products.h, attention.h: attention. rows.h: norms, rotation, cache writes. toprows.h: top k. draw.h: sampling.
  *
  * The order of operations for a node depends only on its own context: see micro.h and attention.h. */
 #define _GNU_SOURCE /* for the affinity of threads */
@@ -160,6 +160,15 @@ static int prepare(Run *run) {
     return 1;
 }
 
+static void draw_item(void *context, long item, int thread) {
+    const Run *run = context;
+    const Batch *b = run->batch;
+    const long vocab = run->model->vocab;
+    const Draw *draw = b->draw + item;
+    b->drawn[item] =
+        (int32_t)draw_token(b->logits + (long)draw->row * vocab, vocab, draw, run->drawing + thread * draw_floats(vocab));
+}
+
 static void run_all(Run *run) {
     const Batch *b = run->batch;
     const long layers = run->model->layers;
@@ -176,6 +185,7 @@ static void run_all(Run *run) {
     run->layer = layers;
     for_rows(run, tap_row, b->rows);
     run_head(run);
+    if (b->draws) pool_run(draw_item, run, b->draws);
 }
 
 /* ---- packing weights ---- */
@@ -206,6 +216,15 @@ int draftwood_forward(const Model *model, const Batch *batch, int threads) {
     free(run.context);
     pool_end();
     return !ready;
+}
+
+/* Draws tokens after given rows of logits. Returns 0, or 1 if there is not enough memory. */
+int draftwood_draw(const float *logits, int64_t vocab, const Draw *draw, int64_t draws, int32_t *drawn) {
+    float *memory = aligned_alloc(64, (size_t)round_up(draw_floats(vocab) * (long)sizeof(float), 64));
+    for (long i = 0; memory && i < draws; i++)
+        drawn[i] = (int32_t)draw_token(logits + (long)draw[i].row * vocab, vocab, draw + i, memory);
+    free(memory);
+    return !memory;
 }
 
 int64_t draftwood_packed_bytes(const Matrix *matrix) {

@@ -54,6 +54,13 @@ typedef struct {
     int64_t after, size, wanted; /* nodes: written by earlier passes, written by this pass, with logits */
 } Segment;
 
+/* A token to draw; as in sampling.Warper. */
+typedef struct {
+    double row; /* of the logits */
+    double temperature, top_k, top_p, min_p;
+    double number; /* random, in [0, 1) */
+} Draw;
+
 typedef struct {
     int64_t rows, nodes, segments, taps, wanted; /* nodes: of all trees; wanted: rows with logits */
     int64_t top_k; /* top entries to find in each row of logits; 0: none */
@@ -67,6 +74,9 @@ typedef struct {
     float *tapped; /* [rows, taps * hidden] */
     const float *features; /* [rows, hidden], if the model reads features */
     const float *given; /* [rows, inputs of fuse] hidden states to make the features of, instead; or NULL */
+    int64_t draws;
+    const Draw *draw; /* [draws] */
+    int32_t *drawn; /* [draws] tokens; UNUSABLE of draw.h: the row has no finite logit */
 } Batch;
 
 INLINE long cache_item_bytes(const Model *m) { return m->cache_type == BFLOAT16 ? 2 : 4; }

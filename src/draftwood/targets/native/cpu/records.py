@@ -59,4 +59,6 @@ class Batch(Structure):
         *_numbers("rows", "nodes", "segments", "taps", "wanted", "top_k"),
         *_pointers("token_ids", "parents", "segment", "tap_layers"),
         *_pointers("logits", "greedy_ids", "top", "tapped", "features", "given"),
+        *_numbers("draws"),
+        *_pointers("draw", "drawn"),
     )

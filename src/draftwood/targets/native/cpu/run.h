@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "attention.h"
+#include "draw.h"
 #include "matmul.h"
 #include "model.h"
 #include "toprows.h"
@@ -32,6 +33,7 @@ typedef struct {
     char *prepared; /* [rows + MAX_CHUNK][prepared bytes]: inputs of a product as its format reads them */
     long prepared_bytes;
     Best *best; /* [threads][wanted] */
+    float *drawing; /* [threads][draw_floats], if tokens are drawn */
     float *parts; /* of the logits, see toprows.h; NULL: no top entries are wanted */
     long layer; /* current layer, for the row-wise phases */
     const float *norm_weight;
@@ -73,6 +75,7 @@ static void lay_out(Run *run, Cursor *cursor) {
     run->scratch = take_floats(cursor, run->threads * run->scratch_stride);
     run->prepared = take(cursor, (size_t)((rows + MAX_CHUNK) * run->prepared_bytes));
     run->best = take(cursor, (size_t)(run->threads * run->batch->wanted) * sizeof(Best));
+    run->drawing = take_floats(cursor, run->batch->draws ? run->threads * draw_floats(m->vocab) : 0);
     run->parts = NULL;
     if (run->batch->top_k) run->parts = take_floats(cursor, run->batch->wanted * parts_size(m->vocab));
 }

@@ -1,0 +1,89 @@
+"""Tokens that the CPU kernel draws. What is right: ``tests/tools/draws.py``."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.config import SamplingParams
+from draftwood.sampling import UNUSABLE, Warper
+from draftwood.targets.native.cpu import CpuDecoder, load_kernel
+from tests.tools.draws import NUMBERS, RULES, check, check_random_rule, check_shares, check_ties
+from tests.tools.top import INF, ROWS, random_rows, rows_with_nan
+
+pytestmark = pytest.mark.skipif(not CpuDecoder.is_available(), reason="no C compiler")
+
+
+def draw(
+    logits: torch.Tensor, rules: Sequence[SamplingParams], numbers: Sequence[float], rows: Sequence[int] | None = None
+) -> list[int]:
+    logits, used = logits.contiguous(), range(len(logits)) if rows is None else rows
+    fields = [(row, *Warper(rule, ()).rule, number) for row, rule, number in zip(used, rules, numbers, strict=True)]
+    draws, tokens = np.array(fields, np.float64), np.full(len(fields) + 1, -7, np.int32)
+    kernel = load_kernel()
+    assert kernel is not None
+    places = [ctypes.c_void_p(address) for address in (logits.data_ptr(), draws.ctypes.data, tokens.ctypes.data)]
+    size, count = ctypes.c_int64(logits.shape[1]), ctypes.c_int64(len(fields))
+    assert kernel.draftwood_draw(places[0], size, places[1], count, places[2]) == 0
+    assert tokens[-1] == -7
+    return [int(token) for token in tokens[:-1]]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ROWS)
+def test_draws_from_the_distribution_of_the_rule(kind: str, rule: str) -> None:
+    logits = ROWS[kind][1:] if kind == "-inf" else ROWS[kind]  # nothing can be drawn from its first row
+    params = SamplingParams(**RULES[rule])
+    numbers = [NUMBERS[row % len(NUMBERS)] for row in range(len(logits))]
+    check(logits, params, numbers, draw(logits, [params] * len(logits), numbers))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_random_rules(data: st.DataObject) -> None:
+    check_random_rule(data, draw)
+
+
+def test_every_token_gets_its_share() -> None:
+    check_shares(draw, tuple(RULES), count=400)
+
+
+def test_equal_logits_are_kept_in_the_order_of_ids() -> None:
+    check_ties(draw)
+
+
+def test_draws_depend_on_their_row_alone() -> None:
+    logits, rng = random_rows(6, 2500, scale=2.0), random.Random(1)
+    rules = [SamplingParams(**rng.choice(list(RULES.values()))) for _ in logits]
+    numbers = [rng.random() for _ in logits]
+    together = draw(logits, rules, numbers)
+    for rows in ([3], [5, 0], [1, 2, 4]):
+        alone = draw(logits, [rules[row] for row in rows], [numbers[row] for row in rows], rows)
+        assert alone == [together[row] for row in rows]
+
+
+def test_rows_that_cannot_be_drawn_from() -> None:
+    logits = torch.stack([random_rows(1, 300)[0], torch.full((300,), -INF), random_rows(1, 300)[0]])
+    logits[2, 17] = INF
+    for rule in RULES.values():
+        first, *others = draw(logits, [SamplingParams(**rule)] * 3, [0.3] * 3)
+        assert first >= 0
+        assert others == [UNUSABLE, UNUSABLE]
+    logits, _ = rows_with_nan()
+    tokens = draw(logits, [SamplingParams(temperature=1.0)] * 5, [0.4] * 5)
+    assert tokens[0] == UNUSABLE
+    assert all(bool(logits[row, token].isfinite()) for row, token in enumerate(tokens) if row)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tiny_temperature_gives_the_greedy_choice(rule: str) -> None:
+    logits = random_rows(4, 1500)
+    params = SamplingParams(**(RULES[rule] | {"temperature": 1e-30}))
+    assert draw(logits, [params] * 4, NUMBERS[:4]) == logits.argmax(dim=-1).tolist()

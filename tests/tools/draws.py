@@ -1,0 +1,106 @@
+"""What tokens that were drawn after rows of logits must be like.
+
+The reference is the distribution of ``Warper`` in float64. Kernels round otherwise, so a number within EDGE of the
+border between two tokens may give either of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from draftwood.config import SamplingParams
+from draftwood.sampling import Warper
+from tests.tools.top import random_rows
+
+EDGE = 1e-5  # of the whole probability
+RULES = {
+    "plain": {"temperature": 1.0},
+    "warm": {"temperature": 0.7},
+    "hot": {"temperature": 2.5},
+    "cold": {"temperature": 0.01},
+    "top-k": {"temperature": 0.9, "top_k": 20},
+    "one": {"temperature": 1.0, "top_k": 1},
+    "top-p": {"temperature": 1.0, "top_p": 0.9},
+    "nearly all": {"temperature": 1.0, "top_p": 0.99999},
+    "nearly none": {"temperature": 1.0, "top_p": 1e-6},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "all of them": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
+    "more than there are": {"temperature": 1.0, "top_k": 10**6, "top_p": 0.5},
+}
+NUMBERS = (0.0, 0.123, 0.5, 0.875, 1.0 - 2.0**-53)
+
+
+class DrawTokens(Protocol):
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rules: Sequence[SamplingParams],
+        numbers: Sequence[float],
+        rows: Sequence[int] | None = None,
+        /,
+    ) -> list[int]:
+        """The tokens after rows of ``logits [n, V]``: after each, or after the given ones."""
+
+
+def check(logits: torch.Tensor, rule: SamplingParams, numbers: Sequence[float], tokens: Sequence[int]) -> None:
+    """Each number lies within the share of its token, or near its edges."""
+    for row, number, token in zip(logits, numbers, tokens, strict=True):
+        probs = Warper(rule, ()).probs(row).double().numpy()
+        probs /= probs.sum()
+        reached = np.cumsum(probs)
+        assert probs[token] > 0.0, (token, number)
+        assert reached[token] - probs[token] - EDGE <= number <= reached[token] + EDGE, (token, number)
+
+
+def ambiguous(logits: torch.Tensor, params: SamplingParams) -> bool:
+    """Whether rounding decides which tokens the rule keeps."""
+    scores = torch.softmax(logits.double() / params.temperature, dim=-1).sort(dim=-1, descending=True).values
+    if 0 < params.top_k < logits.shape[1]:
+        scores = torch.where(scores >= scores[:, params.top_k - 1, None], scores, 0.0)
+    shares = (scores / scores.sum(dim=-1, keepdim=True)).cumsum(dim=-1)
+    ratios = scores / scores[:, :1]
+    return bool(((shares - params.top_p).abs() < EDGE).any() or ((ratios - params.min_p).abs() < EDGE).any())
+
+
+def check_random_rule(data: st.DataObject, draw: DrawTokens) -> None:
+    scale, vocab_size = data.draw(st.sampled_from([0.01, 1.0, 4.0, 30.0])), data.draw(st.integers(2, 700))
+    logits = random_rows(3, vocab_size, scale)
+    if data.draw(st.booleans()):
+        logits = logits.round()  # ties
+    params = SamplingParams(
+        temperature=data.draw(st.floats(0.05, 3.0)),
+        top_k=data.draw(st.integers(0, vocab_size + 3)),
+        top_p=data.draw(st.floats(0.01, 1.0)),
+        min_p=data.draw(st.sampled_from([0.0, 0.01, 0.3, 1.0])),
+    )
+    numbers = data.draw(st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=3, max_size=3))
+    tokens = draw(logits, [params] * 3, numbers)
+    if not ambiguous(logits, params):
+        check(logits, params, numbers, tokens)
+
+
+def check_shares(draw: DrawTokens, rules: Sequence[str], count: int) -> None:
+    """Numbers at equal distances draw each token as often as it is likely."""
+    logits = random_rows(1, 40, scale=1.5)
+    for rule in rules:
+        params = SamplingParams(**RULES[rule])
+        numbers = [(index + 0.5) / count for index in range(count)]
+        tokens = draw(logits, [params] * count, numbers, [0] * count)
+        counts = np.bincount(tokens, minlength=40)
+        expected = Warper(params, ()).probs(logits[0]).double().numpy() * count
+        assert np.abs(counts - expected).max() <= 1.0 + EDGE * count, rule
+        assert tokens == sorted(tokens)
+
+
+def check_ties(draw: DrawTokens) -> None:
+    logits = torch.zeros(4, 1000)
+    logits[:, [3, 400, 999]] = 1.0
+    half = SamplingParams(temperature=1.0, top_k=3, top_p=0.5)  # two of the three
+    assert draw(logits, [half] * 4, [0.0, 0.49, 0.51, 0.99]) == [3, 3, 400, 400]
+    third = SamplingParams(temperature=1.0, top_k=2)  # ties with the second best are kept
+    assert draw(logits, [third] * 4, [0.1, 0.4, 0.7, 0.99]) == [3, 400, 999, 999]
