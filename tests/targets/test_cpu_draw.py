@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.config import SamplingParams
-from draftwood.sampling import UNUSABLE, Warper
+from draftwood.sampling import UNUSABLE, Warper, draw_tokens
+from draftwood.targets import Draw, Segment, chain_parents
 from draftwood.targets.native.cpu import CpuDecoder, load_kernel
+from draftwood.targets.tiny import tiny_target
+from tests.conftest import prefill
 from tests.tools.draws import NUMBERS, RULES, check, check_random_rule, check_shares, check_ties
 from tests.tools.top import INF, ROWS, random_rows, rows_with_nan
 
@@ -87,3 +90,33 @@ def test_a_tiny_temperature_gives_the_greedy_choice(rule: str) -> None:
     logits = random_rows(4, 1500)
     params = SamplingParams(**(RULES[rule] | {"temperature": 1e-30}))
     assert draw(logits, [params] * 4, NUMBERS[:4]) == logits.argmax(dim=-1).tolist()
+
+
+def test_passes_draw_along_the_path_through_a_tree() -> None:
+    """Beside a prompt that wants nothing and a tree that does not ask."""
+    target, rng = tiny_target(), random.Random(5)
+    params = SamplingParams(temperature=1.5, top_k=40)
+    sequences = [prefill(target, [65, 66, 67]) for _ in range(3)]
+    numbers = [[rng.random() for _ in range(7)] for _ in sequences]
+    root = Segment(sequences[0], [68], [-1], 1)
+    logits = target.forward([root]).logits
+    likely = draw_tokens(Warper(params, ()).probs(logits), numbers[0][:1])[0]
+    tree = [68, 70, likely, 71, 72, likely, 73], [-1, 0, 0, 1, 2, 4, 2]
+    drawing = Draw(Warper(params, ()).rule, lambda: numbers[0])
+    segments = [
+        Segment(target.open(16), [65, 66], chain_parents(2), 0),
+        Segment(sequences[1], *tree, 7),
+        Segment(sequences[0], *tree, 7, draw=drawing),
+        Segment(sequences[2], [68], [-1], 1, draw=Draw(drawing.rule, lambda: numbers[2][:1])),
+    ]
+    output = target.forward(segments)
+    assert output.drawn is not None
+    expected = draw_tokens(Warper(params, ()).probs(output.logits[7:14]), numbers[0])
+    node, reached = 0, [0]
+    while child := next((c for c in range(1, 7) if tree[1][c] == node and tree[0][c] == expected[node]), 0):
+        node = child
+        reached.append(node)
+    assert len(reached) > 1
+    assert [int(output.drawn[7 + node]) for node in reached] == [expected[node] for node in reached]
+    assert int(output.drawn[14]) == draw_tokens(Warper(params, ()).probs(output.logits[14:]), numbers[2][:1])[0]
+    assert target.forward([root]).drawn is None

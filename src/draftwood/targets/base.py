@@ -69,7 +69,9 @@ class ForwardOutput(NamedTuple):
     greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id
     taps: torch.Tensor | None  # [N, T*H], the hidden states selected with set_taps, or None
     top: TopRows | None = None  # top entries of every row, if the target computed them: see `Target.set_top`
-    drawn: npt.NDArray[np.int32] | None = None  # [R] tokens where `Segment.draw` asks for them; UNUSABLE: not possible
+    # [R] tokens where `Segment.draw` asks for them, at least after the nodes to which these tokens lead from the root;
+    # UNUSABLE: not possible.
+    drawn: npt.NDArray[np.int32] | None = None
 
     def split(self, segments: Sequence[Segment]) -> list[ForwardOutput]:
         """Splits into one output per segment; all are views."""

@@ -148,7 +148,7 @@ class CpuDecoder(Decoder):
         tapped = torch.empty(rows, len(tap_layers) * self._config.hidden_size) if tap_layers else None
         words = np.empty(KernelRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
         draws = list_draws(batch)
-        drawn = np.empty(len(draws) // DRAW_FIELDS, np.int32) if draws else None
+        drawn = np.zeros(wanted, np.int32) if draws else None
         record = Batch(
             rows,
             len(nodes),
@@ -163,7 +163,7 @@ class CpuDecoder(Decoder):
             None if tapped is None else tapped.data_ptr(),
             None if features is None else features.data_ptr(),
             None if given is None else given.data_ptr(),
-            0 if drawn is None else len(drawn),
+            len(draws) // DRAW_FIELDS,
             draws.buffer_info()[0],
             None if drawn is None else drawn.ctypes.data,
         )
@@ -177,10 +177,6 @@ class CpuDecoder(Decoder):
         if failure:
             raise MemoryError(f"not enough memory for a forward of {rows} positions")
         top = None if words is None else KernelRows.in_words(words, wanted, num_best)
-        if drawn is not None:
-            found = np.zeros(wanted, np.int32)
-            found[np.frombuffer(draws).reshape(-1, DRAW_FIELDS)[:, 0].astype(np.int64)] = drawn
-            drawn = found
         return ForwardOutput(results.logits, results.greedy_ids, tapped, top, drawn)
 
     def _rows(self, count: int) -> _Rows:

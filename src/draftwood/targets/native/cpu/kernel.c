@@ -160,13 +160,31 @@ static int prepare(Run *run) {
     return 1;
 }
 
+/* The child of a node that carries a token, or 0. */
+static long child_with(const Batch *b, const Segment *s, long node, int64_t token) {
+    for (long child = node + 1; child < s->size; child++)
+        if (b->parents[s->first + child] == node && b->token_ids[s->start + child] == token) return child;
+    return 0;
+}
+
+/* Draws the tokens along the path through the tree of a segment that they make; after each node if it is not a whole
+ * tree. */
 static void draw_item(void *context, long item, int thread) {
     const Run *run = context;
     const Batch *b = run->batch;
+    const Segment *s = b->segment + item;
     const long vocab = run->model->vocab;
-    const Draw *draw = b->draw + item;
-    b->drawn[item] =
-        (int32_t)draw_token(b->logits + (long)draw->row * vocab, vocab, draw, run->drawing + thread * draw_floats(vocab));
+    long row = 0, first = 0; /* of logits; of draws */
+    for (long i = 0; i < item; i++) row += b->segment[i].wanted;
+    while (first < b->draws && (long)b->draw[first].row < row) first++;
+    if (!s->wanted || first == b->draws || (long)b->draw[first].row != row) return;
+    const int is_tree = s->wanted == s->size && !s->after;
+    for (long node = 0, next = 1; next && node < s->wanted; node = next) {
+        const long at = row + node;
+        b->drawn[at] = (int32_t)draw_token(b->logits + at * vocab, vocab, b->draw + first + node,
+                                           run->drawing + thread * draw_floats(vocab));
+        next = is_tree ? child_with(b, s, node, b->drawn[at]) : node + 1;
+    }
 }
 
 static void run_all(Run *run) {
@@ -185,7 +203,7 @@ static void run_all(Run *run) {
     run->layer = layers;
     for_rows(run, tap_row, b->rows);
     run_head(run);
-    if (b->draws) pool_run(draw_item, run, b->draws);
+    if (b->draws) pool_run(draw_item, run, b->segments);
 }
 
 /* ---- packing weights ---- */

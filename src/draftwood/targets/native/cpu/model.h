@@ -75,8 +75,8 @@ typedef struct {
     const float *features; /* [rows, hidden], if the model reads features */
     const float *given; /* [rows, inputs of fuse] hidden states to make the features of, instead; or NULL */
     int64_t draws;
-    const Draw *draw; /* [draws] */
-    int32_t *drawn; /* [draws] tokens; UNUSABLE of draw.h: the row has no finite logit */
+    const Draw *draw; /* [draws] for all rows of some segments, ascending */
+    int32_t *drawn; /* [wanted] tokens, for nodes on the accepted path; UNUSABLE of draw.h: no logit is finite */
 } Batch;
 
 INLINE long cache_item_bytes(const Model *m) { return m->cache_type == BFLOAT16 ? 2 : 4; }
