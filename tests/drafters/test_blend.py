@@ -19,7 +19,7 @@ from draftwood.drafters.blend import SOURCES, TABLES
 from draftwood.engine import GenerationRequest
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import SearchRecord
-from draftwood.growth.expanding import FIRST_SHARE, PassRecord
+from draftwood.growth.expanding import ENOUGH_PASSES, FIRST_SHARE, LOOK_AGAIN, PassRecord
 from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.sources import build_datastore
 from draftwood.sources.neural import DraftModel
@@ -27,7 +27,7 @@ from draftwood.targets import TopRows
 from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree
-from tests.tools.enumeration import Branching, Law, difference, outcomes
+from tests.tools.enumeration import Branching, Law, decide_in_engine, difference, outcomes
 from tests.tools.head import random_head
 from tests.tools.neural import (
     FEW,
@@ -173,7 +173,7 @@ def test_distribution_of_samples(sources: str, searches: bool, monkeypatch: pyte
 
     def experiment(chance: Branching) -> tuple[int, ...]:
         nonlocal longest
-        monkeypatch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
+        decide_in_engine(chance, monkeypatch)
         events = list(llm.stream(PROMPT, params))
         longest = max(longest, *(len(event.token_ids) for event in events))
         return tuple(token for event in events for token in event.token_ids)
@@ -369,6 +369,17 @@ def test_a_pass_is_made_if_it_gains_more_than_its_time() -> None:
     assert not passes_made(slow, is_timed=True)
     assert passes_made(slow, is_timed=False)
     assert not passes_made(slow, is_timed=False, chances=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "left_out"), [(0.001, False), (0.002, True)])
+def test_a_slow_head_is_left_out_and_looked_at_again(seconds: float, left_out: bool) -> None:
+    record = PassRecord()
+    record.note_cycle(0.010)
+    assert not record.is_left_out()  # nothing is known
+    for _ in range(ENOUGH_PASSES):
+        record.note_pass(0, 1.0, FIRST_SHARE, seconds)
+    found = [record.is_left_out() for _ in range(2 * LOOK_AGAIN)]
+    assert found.count(True) == (2 * LOOK_AGAIN - 2 if left_out else 0)
 
 
 def test_a_pass_that_gained_nothing_is_tried_again_seldom() -> None:

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
+import pytest
 import torch
 
 from draftwood.config import SamplingParams
@@ -59,6 +60,12 @@ class Branching:
         self._taken.append(value)
         self.weight *= weights[value]
         return value
+
+
+def decide_in_engine(chance: Branching, patch: pytest.MonkeyPatch) -> None:
+    """All random decisions of the engine are those of ``chance``, node by node: targets draw by random numbers instead."""
+    patch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
+    patch.setattr("draftwood.engine.passes.plan_draw", lambda _: None)
 
 
 def outcomes(experiment: Callable[[Branching], R]) -> Iterator[tuple[R, float]]:

@@ -186,8 +186,6 @@ class BlendDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        if not self.options.drafted and request.position_cost > MAX_POSITION_COST:
-            self._head, self.wants_taps, self.runs_model = None, (), False
         sources = [SOURCES[name](self.memory, self.shared) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
@@ -195,6 +193,9 @@ class BlendDrafter(TransitionDrafter):
             state = self.shared.states[temperature] = LearnedState(
                 new_learned(sources, self.shared.priors, learns=self.options.learn), DraftRecords()
             )
+        is_default = self._head is not None and not self.options.drafted  # then it must pay
+        if is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()):
+            self._head, self.wants_taps, self.runs_model = None, (), False
         self._blend = Blend(sources, state.learned)
         compiled = self._blend.compiled
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None

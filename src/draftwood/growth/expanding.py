@@ -30,6 +30,11 @@ FIRST_SHARE = 0.5  # prior: gained tokens over the chance that a path ends, so f
 MAX_SHARE, MIN_CHANCES = 2.0, 0.01
 SMOOTHING = 0.1
 RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so that it is tried again
+# Of the rest of a cycle that a pass may take in the default. It leaves less of the target in the caches, so that the
+# target's next pass takes longer too, by about as much: where both run from the caches, small targets gain nothing.
+MAX_PART = 0.15
+ENOUGH_PASSES = 32  # measured until a draft model is left out
+LOOK_AGAIN = 32  # requests without it, after which one has it again
 
 Path = tuple[int, ...]  # tokens below the root
 
@@ -41,6 +46,7 @@ class PassRecord:
         self._shares = [FIRST_SHARE] * MAX_PASSES
         self._seconds = [0.0] * MAX_PASSES
         self._cycle_seconds = 0.0  # of the rest of a cycle
+        self._num_without = 0  # requests
         self.floor = 0.0  # chance of nodes that are not worth their place, about
         self.num_passes = self.num_cycles = 0
 
@@ -57,6 +63,14 @@ class PassRecord:
         """``values``: of the nodes of a tree, likeliest first; ``num_kept``: how many were verified."""
         seen = values[num_kept] if num_kept < len(values) else min(self.floor, values[-1])
         self.floor += SMOOTHING * (seen - self.floor)
+
+    def is_left_out(self) -> bool:
+        """Whether the next request does better without the draft model, whose passes take too long here. Now and then
+        one has it, so that they are measured again."""
+        if self.num_passes < ENOUGH_PASSES or self._seconds[0] <= MAX_PART * self._cycle_seconds:
+            return False
+        self._num_without = (self._num_without + 1) % LOOK_AGAIN
+        return self._num_without > 0
 
     def is_worth(
         self, number: int, chances: float, expected: float, spent: float, *, is_timed: bool, trust: float = 1.0

@@ -18,7 +18,7 @@ import torch
 from draftwood import LLM, SamplingParams
 from draftwood.drafters.neural import NeuralDrafter
 from draftwood.growth.drawn import Draw, Probs, choose_best
-from tests.tools.enumeration import Branching, Law, difference, outcomes
+from tests.tools.enumeration import Branching, Law, decide_in_engine, difference, outcomes
 from tests.tools.neural import (
     FEW,
     PROMPT,
@@ -56,7 +56,7 @@ def draw_by(chance: Branching, idle: Callable[[], bool]) -> Draw:
 def patch_randomness(chance: Branching, idle: Callable[[], bool]) -> Iterator[None]:
     """Replace the randomness of the engine and of drawing drafters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
+        decide_in_engine(chance, patch)
         make_draw = NeuralDrafter.begin.__globals__["make_draw"]
         patch.setattr(
             "draftwood.drafters.neural.make_draw",
