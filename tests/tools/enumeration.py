@@ -63,7 +63,7 @@ class Branching:
 
 
 def decide_in_engine(chance: Branching, patch: pytest.MonkeyPatch) -> None:
-    """All random decisions of the engine are those of ``chance``, node by node: targets draw by random numbers instead."""
+    """All random decisions of the engine are those of ``chance``, node by node; targets draw by random numbers."""
     patch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
     patch.setattr("draftwood.engine.passes.plan_draw", lambda _: None)
 
