@@ -32,6 +32,7 @@ RULES = {
     "temperature 0.7": SamplingParams(temperature=0.7),
     "top-p 0.95": SamplingParams(temperature=0.7, top_p=0.95),
     "top-k 20, top-p 0.8": SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    "top-k 100, top-p 0.95": SamplingParams(temperature=0.7, top_k=100, top_p=0.95),
     "min-p 0.05": SamplingParams(temperature=1.0, min_p=0.05),
 }
 NUM_BEST = 10

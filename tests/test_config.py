@@ -25,7 +25,6 @@ from draftwood.targets.tiny import tiny_target
         {"max_tokens": 0},
         {"max_tokens": 1.5},
         {"top_k": -1},
-        {"top_k": 10**400},
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"min_p": -0.1},

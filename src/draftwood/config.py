@@ -26,7 +26,6 @@ PREFILL_CHUNK = 512
 # Far beyond all that makes sense, and far from what would overflow float32.
 MAX_TEMPERATURE = 1000.0
 MAX_PENALTY = 1000.0
-MAX_TOP_K = 2**31 - 1  # larger than any vocabulary
 MAX_STRUCTURED = 1 << 18  # characters of a schema, a regular expression or a grammar
 _WORDS = {"none": None, "true": True, "false": False}
 
@@ -95,7 +94,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         whole("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        whole("top_k", self.top_k, 0, MAX_TOP_K)
+        whole("top_k", self.top_k, 0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 1 / MAX_PENALTY, MAX_PENALTY)

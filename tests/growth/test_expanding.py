@@ -25,7 +25,7 @@ def gained_by(predicted: list[int], probs: list[float], floor: float = 0.0) -> f
     record.floor = floor
     blend = Blend(sources, new_learned(sources, NO_PRIORS))
     noted: list[float] = []
-    record.note_pass = lambda _number, _chances, gained, _seconds: noted.append(gained)  # type: ignore[method-assign]
+    record.note_pass = lambda *noting: noted.append(noting[2])  # type: ignore[method-assign]
     growth = ExpandingBlend(blend, [1], BlendLimits(8, 4, 1e-4), head.add, record, max_depth=None, is_timed=False)
     assert growth.tree().tokens == (1, 5)
     frontier = growth.frontier()
@@ -58,7 +58,7 @@ def grown(trust: Trust, *, is_timed: bool, predicted: int | None = 7) -> Expandi
     sources = [AfterRoot("table", [5], [1], [0.02, 0.3]), head]
     record = PassRecord()
     record.note_cycle(1.0)
-    record._seconds[0] = 0.2  # worth as much as 0.26 of the 1.3 tokens that are expected in a second
+    record._seconds[0].note(0.2)  # worth as much as 0.26 of the 1.3 tokens that are expected in a second
     blend, limits = Blend(sources, new_learned(sources, NO_PRIORS)), BlendLimits(8, 4, 1e-4)
     growth = ExpandingBlend(blend, [1], limits, head.add, record, max_depth=None, is_timed=is_timed, trust=trust)
     if predicted is not None:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import pytest
 from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 
-from draftwood.config import MAX_PENALTY, MAX_TEMPERATURE, MAX_TOP_K
+from draftwood.config import MAX_PENALTY, MAX_TEMPERATURE
 from draftwood.engine.scheduler import MAX_ADMITTED_TOKENS
 from draftwood.serve import ServerOptions, bodies, connections, requests
 from draftwood.serve.connections import RESERVED_FILES, ConnectionLimits
@@ -300,7 +300,6 @@ def test_the_documented_limits_are_those_of_the_code() -> None:
         f"| stop tokens | {requests.MAX_STOP_TOKENS} |",
         f"| {requests.MAX_TOP_LOGPROBS} per token, {requests.MAX_LOGPROBS:,} per response |",
         f"| temperature | 0 to {MAX_TEMPERATURE:g} |",
-        f"| top-k | 0 to {MAX_TOP_K:,} |",
         f"| presence and frequency penalty | -{MAX_PENALTY:g} to {MAX_PENALTY:g} |",
         f"| repetition penalty | {1 / MAX_PENALTY:g} to {MAX_PENALTY:g} |",
         f"| time of a chat template | {chat.MAX_SECONDS:g} s |",

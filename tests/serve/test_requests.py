@@ -196,11 +196,12 @@ def test_the_extremes_of_all_numbers_are_served(server: Running, stream: bool) -
     for sign in (1, -1):
         fields = {"presence_penalty": sign * 1000, "frequency_penalty": sign * 1000.0, "repetition_penalty": 1000**sign}
         for temperature in (0, 5e-324, 1e-25, 1000):
-            found = server.chat(
-                temperature=temperature, top_k=2**80, min_p=1, seed=-(2**70), max_tokens=9, stream=stream, **fields
-            )
-            assert found.status == 200
-            assert "error" not in found.text
+            for top_k, more in ((2**80, fields), (10**400, {})):
+                found = server.chat(
+                    temperature=temperature, top_k=top_k, min_p=1, seed=-(2**70), max_tokens=9, stream=stream, **more
+                )
+                assert found.status == 200
+                assert "error" not in found.text
 
 
 def test_unknown_fields_are_ignored_with_a_warning(server: Running, caplog: pytest.LogCaptureFixture) -> None:

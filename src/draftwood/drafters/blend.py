@@ -221,9 +221,25 @@ class BlendDrafter(TransitionDrafter):
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+        own_heads = [drafter._head is not None for drafter in drafters]
+        if not any(own_heads):
+            return cls._propose_together(drafters, budgets, len(drafters))
+        trees = dict[int, DraftTree]()
+        for has_head in set(own_heads):
+            part = [index for index, own in enumerate(own_heads) if own == has_head]
+            some, sizes = [drafters[index] for index in part], [budgets[index] for index in part]
+            trees.update(zip(part, cls._propose_together(some, sizes, len(drafters)), strict=True))
+        now = time.perf_counter()
+        for drafter in drafters:
+            drafter._proposed = now
+        return [trees[index] for index in range(len(drafters))]
+
+    @staticmethod
+    def _propose_together(
+        drafters: Sequence[BlendDrafter], budgets: Sequence[int], num_requests: int
+    ) -> list[DraftTree]:
+        """For requests of a batch of ``num_requests`` that all have a head, or all none."""
         heads = [drafter._head for drafter in drafters if drafter._head is not None]
-        if 0 < len(heads) < len(drafters):
-            return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
         compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
         depth, least = drafters[0].options.depth, max(min([drafter.min_chance for drafter in drafters]), MIN_VALUE)
         if not heads and len(compiled) == len(drafters):
@@ -232,12 +248,8 @@ class BlendDrafter(TransitionDrafter):
         if not heads:
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
         for drafter, head, own in zip(drafters, heads, limits, strict=True):
-            head.aim(drafter._text_end, own)
-        trees = type(heads[0]).propose_batch(heads, budgets)
-        now = time.perf_counter()
-        for drafter in drafters:
-            drafter._proposed = now
-        return trees
+            head.aim(drafter._text_end, own, num_requests)
+        return type(heads[0]).propose_batch(heads, budgets)
 
     def outcomes(self, emitted: Sequence[int]) -> list[list[Outcome]]:
         """What came of all guesses about each of the tokens that are about to be observed; for measurements."""

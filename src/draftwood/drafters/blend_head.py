@@ -43,8 +43,9 @@ class Expander(NeuralDrafter):
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._without: BlendedTree | None = None  # instead of it
 
-    def aim(self, tail: Sequence[int], limits: BlendLimits) -> None:
-        """Before each proposal: the end of the text, and the limits of the tree."""
+    def aim(self, tail: Sequence[int], limits: BlendLimits, num_requests: int) -> None:
+        """Before each proposal: the end of the text, the limits of the tree, and how many requests the batch has."""
+        self._num_requests = num_requests
         self._tail, self._limits = tail, limits._replace(budget=min(limits.budget, MAX_NODES))
 
     @classmethod
@@ -91,6 +92,7 @@ class Expander(NeuralDrafter):
             max_depth=self._model.max_depth,
             is_timed=self._is_timed,
             trust=self._trust,
+            num_requests=self._num_requests,
         )
 
     def note_cycle(self, seconds: float, num_kept: int, emitted: Sequence[int]) -> None:
@@ -99,7 +101,7 @@ class Expander(NeuralDrafter):
         if self._search is not None and isinstance(growth, SearchedBlend):
             self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
         elif isinstance(growth, ExpandingBlend):
-            self._records.passes.note_cycle(seconds)
+            self._records.passes.note_cycle(seconds, self._num_requests)
             growth.note(num_kept, emitted)
             if self._is_timed:
                 self._records.passes.note_kept(growth.values, num_kept)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural import Frontier
-from draftwood.growth.readings import follow_mean
+from draftwood.growth.readings import MeanTime
 from draftwood.growth.trust import Trust
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
@@ -34,7 +34,7 @@ RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so t
 # target's next pass takes longer too, by about as much: where both run from the caches, small targets gain nothing.
 MAX_PART = 0.15
 ENOUGH_PASSES = 32  # measured until a draft model is left out
-LOOK_AGAIN = 32  # requests without it, after which one has it again
+LOOK_AGAIN = 32  # of so many requests one has it nevertheless, so that its passes are measured again
 
 Path = tuple[int, ...]  # tokens below the root
 
@@ -44,19 +44,25 @@ class PassRecord:
 
     def __init__(self) -> None:
         self._shares = [FIRST_SHARE] * MAX_PASSES
-        self._seconds = [0.0] * MAX_PASSES
-        self._cycle_seconds = 0.0  # of the rest of a cycle
+        self._seconds = [MeanTime() for _ in range(MAX_PASSES)]
+        self._cycle = MeanTime()  # the rest of a cycle
+        self._first_alone, self._cycle_alone = MeanTime(), MeanTime()  # of single requests
         self._num_without = 0  # requests
         self.floor = 0.0  # chance of nodes that are not worth their place, about
         self.num_passes = self.num_cycles = 0
 
-    def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
+    def note_pass(self, number: int, chances: float, gained: float, seconds: float, num_requests: int = 1) -> None:
+        """Of one of the requests that share the pass."""
         self._shares[number] += SMOOTHING * (min(gained / chances, MAX_SHARE) - self._shares[number])
-        self._seconds[number] = follow_mean(self._seconds[number], seconds)
+        self._seconds[number].note(seconds, 1.0 / num_requests)
+        if num_requests == 1 and number == 0:
+            self._first_alone.note(seconds)
         self.num_passes += 1
 
-    def note_cycle(self, seconds: float) -> None:
-        self._cycle_seconds = follow_mean(self._cycle_seconds, seconds)
+    def note_cycle(self, seconds: float, num_requests: int = 1) -> None:
+        self._cycle.note(seconds, 1.0 / num_requests)
+        if num_requests == 1:
+            self._cycle_alone.note(seconds)
         self.num_cycles += 1
 
     def note_kept(self, values: Sequence[float], num_kept: int) -> None:
@@ -65,9 +71,10 @@ class PassRecord:
         self.floor += SMOOTHING * (seen - self.floor)
 
     def is_left_out(self) -> bool:
-        """Whether the next request does better without the draft model, whose passes take too long here. Now and then
-        one has it, so that they are measured again."""
-        if self.num_passes < ENOUGH_PASSES or self._seconds[0] <= MAX_PART * self._cycle_seconds:
+        """Whether the next request does better without the draft model, whose passes take too long here: they were
+        measured with single requests. Now and then one has it, so that they are measured again."""
+        passes, cycles = self._first_alone, self._cycle_alone
+        if passes.weight < ENOUGH_PASSES or passes.seconds <= MAX_PART * cycles.seconds:
             return False
         self._num_without = (self._num_without + 1) % LOOK_AGAIN
         return self._num_without > 0
@@ -82,8 +89,8 @@ class PassRecord:
             return False
         gain = self._shares[number] * chances
         needed = MIN_GAIN
-        if is_timed and self._cycle_seconds:
-            needed = max(needed, expected * self._seconds[number] / (self._cycle_seconds + spent))
+        if is_timed and self._cycle.weight:
+            needed = max(needed, expected * self._seconds[number].seconds / (self._cycle.seconds + spent))
         if trust * gain >= needed:
             return True
         if gain < needed:  # whatever the request thinks of it
@@ -108,13 +115,15 @@ class ExpandingBlend:
         max_depth: int | None,
         is_timed: bool,
         trust: Trust | None = None,
+        num_requests: int = 1,
     ) -> None:
         """``tail``: the last tokens of the text. ``add`` takes the predictions [K] after a text.
         ``record``: None if no pass can be made. ``max_depth``: deepest level that the draft model can predict.
-        ``trust``: of this request."""
+        ``trust``: of this request. ``num_requests``: that share the passes."""
         self._blend, self._tail, self._limits, self._add = blend, list(tail), limits, add
         self._record, self._max_depth, self._is_timed = record, max_depth, is_timed
         self._trust = trust or Trust()
+        self._num_requests = num_requests
         self._expanded: dict[Path, int] = {}  # numbers of the nodes that were run
         self._known_paths: list[Path] | None = None
         self._num_passes, self._seconds = 0, 0.0
@@ -144,7 +153,7 @@ class ExpandingBlend:
         self._seconds += taken
         assert self._record is not None
         gained = sum(value - self._floor for path, value in self._find_kept().items() if path not in before)
-        self._record.note_pass(number, chances, gained, taken)
+        self._record.note_pass(number, chances, gained, taken, self._num_requests)
         self._next, self._chances = self._select()
 
     def note(self, num_kept: int, emitted: Sequence[int]) -> None:

@@ -10,6 +10,15 @@ def follow_time(known: float, seconds: float) -> float:
     return seconds if not known or seconds < known else known + SLOWER * (seconds - known)
 
 
-def follow_mean(known: float, seconds: float) -> float:
-    """Update the mean of times that differ by themselves, as they depend on what is done."""
-    return known + FOLLOWING * (min(seconds, MAX_LONGER * known) - known) if known else seconds
+class MeanTime:
+    """The mean of times that differ by themselves, as they depend on what is done: the last ones count most."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.weight = 0.0  # of all readings
+
+    def note(self, seconds: float, share: float = 1.0) -> None:
+        """``share``: of a reading that several requests note."""
+        longest = MAX_LONGER * self.seconds if self.weight else seconds
+        self.weight += share
+        self.seconds += max(share / self.weight, FOLLOWING * share) * (min(seconds, longest) - self.seconds)

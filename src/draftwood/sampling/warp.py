@@ -13,6 +13,7 @@ from draftwood.config import SamplingParams
 # Dividing float32 logits by less could overflow, and any two different logits are already infinitely far apart.
 MIN_TEMPERATURE = 1e-20
 NUCLEUS_GUESS = 1024
+LARGEST_TOP_K = 2**31 - 1  # above any vocabulary, where it keeps all tokens; kernels read it as a float64
 
 
 class Warper:
@@ -33,7 +34,7 @@ class Warper:
     @property
     def rule(self) -> tuple[float, ...]:
         """Without penalties, everything that the distribution depends on besides the logits."""
-        return self._temperature, self._params.top_k, self._params.top_p, self._params.min_p
+        return self._temperature, min(self._params.top_k, LARGEST_TOP_K), self._params.top_p, self._params.min_p
 
     def commit(self, token_ids: Iterable[int]) -> None:
         """Count tokens that are final output."""

@@ -6,7 +6,7 @@ Schemas of requests say what is accepted; further fields are ignored. Responses 
 from typing import Any
 
 from draftwood import __version__
-from draftwood.config import MAX_PENALTY, MAX_TEMPERATURE, MAX_TOP_K
+from draftwood.config import MAX_PENALTY, MAX_TEMPERATURE
 from draftwood.serve.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ApiFields
 from draftwood.serve.requests import (
     MAX_BIAS,
@@ -89,7 +89,7 @@ def field_schemas(limits: RequestLimits) -> dict[str, Json]:
         "max_output_tokens": tokens,
         "temperature": _number(0, MAX_TEMPERATURE),
         "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "top_k": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_K},
+        "top_k": {"type": "integer", "minimum": 0},
         "min_p": _number(0, 1),
         "repetition_penalty": _number(1 / MAX_PENALTY, MAX_PENALTY),
         "presence_penalty": penalty,

@@ -6,7 +6,7 @@
  * one is never drawn. NaN counts as -infinity.
  *
  * Top-k and top-p keep the tokens from some logit up. That logit is found by bisection, among candidates: the tokens
- * from a lower bound up, which follows from the best ones of blocks of the row, or from the share that may be left out. */
+ * from a lower bound up, which follows from the best ones of parts of the row, or from the share that may be left out. */
 #ifndef DRAFTWOOD_DRAW_H
 #define DRAFTWOOD_DRAW_H
 
@@ -16,7 +16,8 @@
 #include "integers.h"
 #include "model.h"
 
-#define DRAW_BLOCK 512 /* tokens */
+#define DRAW_BLOCK 512 /* tokens that are summed together */
+#define PEAK_BLOCK 64 /* tokens with a peak */
 #define LOWEST_SHARE -87.0f /* exponent below which a weight is 0 */
 #define MARGIN 0.01 /* by which bounds are lowered, since exp and log are rounded */
 #define UNUSABLE -1 /* the best logit is not finite */
@@ -24,11 +25,12 @@
 typedef double vd __attribute__((vector_size(8 * VW)));
 
 INLINE long draw_blocks(long vocab) { return (vocab + DRAW_BLOCK - 1) / DRAW_BLOCK; }
+INLINE long num_peaks(long vocab) { return (vocab + PEAK_BLOCK - 1) / PEAK_BLOCK; }
 
 /* Of one row: the weights of all tokens, and keys, weights and ids of candidates. */
 INLINE long draw_floats(long vocab) {
     const long blocks = draw_blocks(vocab);
-    return 4 * blocks * DRAW_BLOCK + 4 * round_up(blocks, ALIGN_FLOATS);
+    return 4 * blocks * DRAW_BLOCK + 2 * round_up(blocks, ALIGN_FLOATS) + round_up(num_peaks(vocab), ALIGN_FLOATS);
 }
 
 typedef struct {
@@ -37,7 +39,7 @@ typedef struct {
     float best, temperature;
     float *weights; /* [blocks * DRAW_BLOCK], 0 beyond the vocabulary */
     double *sums; /* [blocks] of weights */
-    int32_t *peaks; /* [blocks], padded: the key of the best logit */
+    int32_t *peaks; /* [num_peaks], padded: the keys of the best logits of PEAK_BLOCK tokens */
 } WeighedRow;
 
 typedef struct {
@@ -68,18 +70,19 @@ INLINE vf load_logits(const WeighedRow *row, long at) {
     return select_vec(v == v, v + splat(0.0f), splat(-INFINITY)); /* 0 instead of -0, which has another key */
 }
 
-/* Fills in the best logit, and the keys of the best ones of blocks. */
+/* Fills in the best logit and the peaks. */
 static void find_peaks(WeighedRow *row) {
+    const long count = num_peaks(row->vocab);
     row->best = -INFINITY;
-    for (long b = 0; b < row->blocks; b++) {
+    for (long b = 0; b < count; b++) {
         vf peak = splat(-INFINITY);
-        for (long i = b * DRAW_BLOCK; i < (b + 1) * DRAW_BLOCK && i < row->vocab; i += VW)
+        for (long i = b * PEAK_BLOCK; i < (b + 1) * PEAK_BLOCK && i < row->vocab; i += VW)
             peak = max_vec(peak, load_logits(row, i));
         const float highest = max_lanes(peak);
         row->peaks[b] = key_of(highest);
         row->best = highest > row->best ? highest : row->best;
     }
-    for (long b = row->blocks; b < round_up(row->blocks, ALIGN_FLOATS); b++) row->peaks[b] = INT32_MIN;
+    for (long b = count; b < round_up(count, ALIGN_FLOATS); b++) row->peaks[b] = INT32_MIN;
 }
 
 static void weigh(WeighedRow *row) {
@@ -123,9 +126,9 @@ static int32_t narrow(const int32_t *keys, const float *weights, long padded, do
 
 static void collect(const WeighedRow *row, int32_t lowest, Candidates *to) {
     long count = 0;
-    for (long b = 0; b < row->blocks; b++) {
+    for (long b = 0; b < num_peaks(row->vocab); b++) {
         if (row->peaks[b] < lowest) continue;
-        for (long first = b * DRAW_BLOCK; first < (b + 1) * DRAW_BLOCK && first < row->vocab; first += VW) {
+        for (long first = b * PEAK_BLOCK; first < (b + 1) * PEAK_BLOCK && first < row->vocab; first += VW) {
             const vi keys = keys_of(load_logits(row, first));
             for (long i = 0; i < VW && first + i < row->vocab; i++) {
                 to->keys[count] = keys[i];
@@ -144,13 +147,14 @@ static void collect(const WeighedRow *row, int32_t lowest, Candidates *to) {
 
 /* The key from which on logits are candidates. */
 static int32_t candidate_bound(const WeighedRow *row, const Draw *draw) {
-    const long padded = round_up(row->blocks, ALIGN_FLOATS);
+    const long count = num_peaks(row->vocab);
     const int keeps_few = draw->top_k > 0.0 && draw->top_k < (double)row->vocab;
     const int32_t top = key_of(row->best);
     int32_t bound = key_of(-INFINITY);
     double exponent = -INFINITY; /* of shares of the best token */
     if (keeps_few) {
-        if (draw->top_k <= (double)row->blocks) bound = narrow(row->peaks, NULL, padded, draw->top_k, bound, top);
+        if (draw->top_k <= (double)count)
+            bound = narrow(row->peaks, NULL, round_up(count, ALIGN_FLOATS), draw->top_k, bound, top);
     } else if (draw->top_p < 1.0) { /* all tokens below weigh less together than what is left out */
         double total = 0.0;
         for (long b = 0; b < row->blocks; b++) total += row->sums[b];
