@@ -13,13 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.config import SamplingParams
-from draftwood.sampling import UNUSABLE, Warper, draw_tokens
+from draftwood.sampling import Warper, draw_tokens
 from draftwood.targets import Draw, Segment, chain_parents
 from draftwood.targets.native.cpu import CpuDecoder, load_kernel
 from draftwood.targets.tiny import tiny_target
 from tests.conftest import prefill
-from tests.tools.draws import NUMBERS, RULES, check, check_random_rule, check_shares, check_ties
-from tests.tools.top import INF, ROWS, random_rows, rows_with_nan
+from tests.tools.draws import (
+    NUMBERS,
+    RULES,
+    check,
+    check_random_rule,
+    check_rows_alone,
+    check_shares,
+    check_ties,
+    check_unusable,
+)
+from tests.tools.top import ROWS, random_rows
 
 pytestmark = pytest.mark.skipif(not CpuDecoder.is_available(), reason="no C compiler")
 
@@ -63,26 +72,11 @@ def test_equal_logits_are_kept_in_the_order_of_ids() -> None:
 
 
 def test_draws_depend_on_their_row_alone() -> None:
-    logits, rng = random_rows(6, 2500, scale=2.0), random.Random(1)
-    rules = [SamplingParams(**rng.choice(list(RULES.values()))) for _ in logits]
-    numbers = [rng.random() for _ in logits]
-    together = draw(logits, rules, numbers)
-    for rows in ([3], [5, 0], [1, 2, 4]):
-        alone = draw(logits, [rules[row] for row in rows], [numbers[row] for row in rows], rows)
-        assert alone == [together[row] for row in rows]
+    check_rows_alone(draw)
 
 
 def test_rows_that_cannot_be_drawn_from() -> None:
-    logits = torch.stack([random_rows(1, 300)[0], torch.full((300,), -INF), random_rows(1, 300)[0]])
-    logits[2, 17] = INF
-    for rule in RULES.values():
-        first, *others = draw(logits, [SamplingParams(**rule)] * 3, [0.3] * 3)
-        assert first >= 0
-        assert others == [UNUSABLE, UNUSABLE]
-    logits, _ = rows_with_nan()
-    tokens = draw(logits, [SamplingParams(temperature=1.0)] * 5, [0.4] * 5)
-    assert tokens[0] == UNUSABLE
-    assert all(bool(logits[row, token].isfinite()) for row, token in enumerate(tokens) if row)
+    check_unusable(draw)
 
 
 @pytest.mark.parametrize("rule", RULES)

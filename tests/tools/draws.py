@@ -6,6 +6,7 @@ border between two tokens may give either of them.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,8 +15,8 @@ import torch
 from hypothesis import strategies as st
 
 from draftwood.config import SamplingParams
-from draftwood.sampling import Warper
-from tests.tools.top import random_rows
+from draftwood.sampling import UNUSABLE, Warper
+from tests.tools.top import INF, random_rows, rows_with_nan
 
 EDGE = 1e-5  # of the whole probability
 RULES = {
@@ -104,3 +105,29 @@ def check_ties(draw: DrawTokens) -> None:
     assert draw(logits, [half] * 4, [0.0, 0.49, 0.51, 0.99]) == [3, 3, 400, 400]
     third = SamplingParams(temperature=1.0, top_k=2)  # ties with the second best are kept
     assert draw(logits, [third] * 4, [0.1, 0.4, 0.7, 0.99]) == [3, 400, 999, 999]
+
+
+def check_rows_alone(draw: DrawTokens) -> tuple[torch.Tensor, list[SamplingParams], list[float], list[int]]:
+    """A draw depends on its row alone. Returns logits, rules, numbers and tokens."""
+    logits, rng = random_rows(6, 2500, scale=2.0), random.Random(1)
+    rules = [SamplingParams(**rng.choice(list(RULES.values()))) for _ in logits]
+    numbers = [rng.random() for _ in logits]
+    together = draw(logits, rules, numbers)
+    for rows in ([3], [5, 0], [1, 2, 4]):
+        alone = draw(logits, [rules[row] for row in rows], [numbers[row] for row in rows], rows)
+        assert alone == [together[row] for row in rows]
+    return logits, rules, numbers, together
+
+
+def check_unusable(draw: DrawTokens) -> None:
+    """Rows without a finite best logit; a logit that is not a number is never drawn."""
+    logits = torch.stack([random_rows(1, 300)[0], torch.full((300,), -INF), random_rows(1, 300)[0]])
+    logits[2, 17] = INF
+    for rule in RULES.values():
+        first, *others = draw(logits, [SamplingParams(**rule)] * 3, [0.3] * 3)
+        assert first >= 0
+        assert others == [UNUSABLE, UNUSABLE]
+    logits, _ = rows_with_nan()
+    tokens = draw(logits, [SamplingParams(temperature=1.0)] * 5, [0.4] * 5)
+    assert tokens[0] == UNUSABLE
+    assert all(bool(logits[row, token].isfinite()) for row, token in enumerate(tokens) if row)

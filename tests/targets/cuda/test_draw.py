@@ -19,14 +19,25 @@ from draftwood.targets.base import Draw, ForwardOutput, Segment, chain_parents
 from draftwood.targets.native.target import NativeTarget
 from tests.conftest import prefill, random_parents
 from tests.tools.cuda import new_target
-from tests.tools.draws import NUMBERS, RULES, ambiguous, check, check_random_rule, check_shares, check_ties
-from tests.tools.top import INF, ROWS, random_rows, rows_with_nan
+from tests.tools.draws import (
+    NUMBERS,
+    RULES,
+    ambiguous,
+    check,
+    check_random_rule,
+    check_rows_alone,
+    check_shares,
+    check_ties,
+    check_unusable,
+)
+from tests.tools.top import ROWS
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
 
-from draftwood.targets.native.cuda.kernels import DRAW_FIELDS, DrawScratch, launch_draws, top
+from draftwood.targets.native.cuda.kernels import DrawScratch, launch_draws, top
 from draftwood.targets.native.cuda.kernels import draw as kernels
+from draftwood.targets.native.decoder import DRAW_FIELDS
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
@@ -105,14 +116,7 @@ def test_every_token_gets_its_share() -> None:
 
 @runs_kernels
 def test_draws_depend_on_their_row_alone() -> None:
-    logits = random_rows(6, 2500, scale=2.0)
-    rng = random.Random(1)
-    rules = [SamplingParams(**rng.choice(list(RULES.values()))) for _ in logits]
-    numbers = [rng.random() for _ in logits]
-    together = draw(logits, rules, numbers)
-    for rows in ([3], [5, 0], [1, 2, 4]):
-        alone = draw(logits, [rules[row] for row in rows], [numbers[row] for row in rows], rows)
-        assert alone == [together[row] for row in rows]
+    logits, rules, numbers, together = check_rows_alone(draw)
     wide = torch.full((6, 3000), float("nan"))
     wide[:, :2500] = logits
     assert draw(wide[:, :2500], rules, numbers) == together  # rows that are further apart
@@ -125,16 +129,7 @@ def test_equal_logits_are_kept_in_the_order_of_ids() -> None:
 
 @runs_kernels
 def test_rows_that_cannot_be_drawn_from() -> None:
-    logits = torch.stack([random_rows(1, 300)[0], torch.full((300,), -INF), random_rows(1, 300)[0]])
-    logits[2, 17] = INF
-    for rule in RULES.values():
-        first, *others = draw(logits, [SamplingParams(**rule)] * 3, [0.3] * 3)
-        assert first >= 0
-        assert others == [-1, -1]
-    logits, _ = rows_with_nan()
-    tokens = draw(logits, [SamplingParams(temperature=1.0)] * 5, [0.4] * 5)
-    assert tokens[0] == -1
-    assert all(bool(logits[row, token].isfinite()) for row, token in enumerate(tokens) if row)
+    check_unusable(draw)
 
 
 class Trees:

@@ -4,6 +4,7 @@ All use the same weights, the same cache layout and the same result record, so t
 """
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,16 @@ class PackedSegment(NamedTuple):
         return self.base + self.prefix_len + self.after
 
 
+DRAW_FIELDS = 6  # of a token to draw, float64: row of logits, temperature, top_k, top_p, min_p, random number
+
+
+class DrawList(NamedTuple):
+    """The tokens that a batch asks to draw."""
+
+    fields: "array[float]"  # [n, DRAW_FIELDS]
+    outputs: "array[int]"  # [n] for which of the wanted rows
+
+
 class PackedBatch(NamedTuple):
     """The trees of all sequences, packed."""
 
@@ -53,6 +64,18 @@ class PackedBatch(NamedTuple):
         """[R] The rows to compute logits for, ascending."""
         ends = [(s.rows.stop, s.num_logits) for s in self.segments]
         return [row for end, wanted in ends for row in range(end - wanted, end)]
+
+    def list_draws(self, *, is_selected: bool) -> DrawList:
+        """``is_selected``: there are logits for the wanted rows only, not for all."""
+        found, output = DrawList(array("d"), array("q")), 0
+        for segment, draw in zip(self.segments, self.draws, strict=bool(self.draws)):
+            if draw is not None:
+                first = output if is_selected else segment.rows.stop - segment.num_logits
+                for row, number in enumerate(draw.numbers(), start=first):
+                    found.fields.extend((row, *draw.rule, number))
+                found.outputs.extend(range(output, output + segment.num_logits))
+            output += segment.num_logits
+        return found
 
 
 class Decoder(ABC):

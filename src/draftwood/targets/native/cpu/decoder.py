@@ -20,14 +20,13 @@ from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
 from draftwood.targets.native.cpu.packing import Packer
 from draftwood.targets.native.cpu.records import CACHE_TYPES, DTYPES, FORMATS, Batch, Layer, Matrix, Model
-from draftwood.targets.native.decoder import Decoder, PackedBatch
+from draftwood.targets.native.decoder import DRAW_FIELDS, Decoder, PackedBatch
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, LoadProgress, Weights
 from draftwood.targets.toprows import KernelRows
 
 UNKNOWN_TOKEN = 2  # result of draftwood_forward
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
-DRAW_FIELDS = 6  # of a Draw of model.h
 KEPT_LOGITS = 64  # rows of logits whose memory is reused: as many as a tree usually has
 
 
@@ -38,17 +37,6 @@ class _Rows(NamedTuple):
     greedy_ids: torch.Tensor  # [R]
     logits_address: int
     greedy_address: int
-
-
-def list_draws(batch: PackedBatch) -> "array[float]":
-    """The fields of all tokens to draw, as in Draw of model.h."""
-    fields, row = array("d"), 0
-    for segment, draw in zip(batch.segments, batch.draws, strict=bool(batch.draws)):
-        if draw is not None:
-            for place, number in enumerate(draw.numbers()):
-                fields.extend((row + place, *draw.rule, number))
-        row += segment.num_logits
-    return fields
 
 
 class CpuDecoder(Decoder):
@@ -147,7 +135,7 @@ class CpuDecoder(Decoder):
         results = self._rows(wanted)
         tapped = torch.empty(rows, len(tap_layers) * self._config.hidden_size) if tap_layers else None
         words = np.empty(KernelRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
-        draws = list_draws(batch)
+        draws = batch.list_draws(is_selected=True).fields
         drawn = np.zeros(wanted, np.int32) if draws else None
         record = Batch(
             rows,

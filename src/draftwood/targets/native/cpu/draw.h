@@ -101,6 +101,16 @@ static void weigh(WeighedRow *row) {
     }
 }
 
+static double total_weight(const WeighedRow *row) {
+    double total = 0.0;
+    for (long b = 0; b < row->blocks; b++) total += row->sums[b];
+    return total;
+}
+
+INLINE int has_top_k(const WeighedRow *row, const Draw *draw) {
+    return draw->top_k > 0.0 && draw->top_k < (double)row->vocab;
+}
+
 /* How many entries have a key of at least `lowest`, or what they weigh together. */
 static double amount_from(const int32_t *keys, const float *weights, long padded, int32_t lowest) {
     vd sum = {0};
@@ -148,19 +158,16 @@ static void collect(const WeighedRow *row, int32_t lowest, Candidates *to) {
 /* The key from which on logits are candidates. */
 static int32_t candidate_bound(const WeighedRow *row, const Draw *draw) {
     const long count = num_peaks(row->vocab);
-    const int keeps_few = draw->top_k > 0.0 && draw->top_k < (double)row->vocab;
     const int32_t top = key_of(row->best);
     int32_t bound = key_of(-INFINITY);
     double exponent = -INFINITY; /* of shares of the best token */
-    if (keeps_few) {
+    if (has_top_k(row, draw)) {
         if (draw->top_k <= (double)count)
             bound = narrow(row->peaks, NULL, round_up(count, ALIGN_FLOATS), draw->top_k, bound, top);
     } else if (draw->top_p < 1.0) { /* all tokens below weigh less together than what is left out */
-        double total = 0.0;
-        for (long b = 0; b < row->blocks; b++) total += row->sums[b];
-        exponent = log((1.0 - draw->top_p) * total / (double)row->vocab);
+        exponent = log((1.0 - draw->top_p) * total_weight(row) / (double)row->vocab);
     }
-    if (draw->min_p > 0.0 && !keeps_few) exponent = fmax(exponent, log(draw->min_p));
+    if (draw->min_p > 0.0 && !has_top_k(row, draw)) exponent = fmax(exponent, log(draw->min_p));
     const double value = (double)row->best + (double)row->temperature * (exponent - MARGIN);
     const int32_t likely = key_of(nextafterf(fmaxf((float)value, -FLT_MAX), -INFINITY));
     return likely > bound ? likely : bound;
@@ -193,14 +200,11 @@ static int64_t pick_from_candidates(const WeighedRow *row, const Draw *draw, flo
     const int32_t top = key_of(row->best);
     long num_equal = row->vocab;
     collect(row, edge, &all);
-    if (draw->top_k > 0.0 && draw->top_k < (double)row->vocab)
+    if (has_top_k(row, draw))
         edge = narrow(all.keys, NULL, all.padded, draw->top_k, edge, top);
     if (draw->top_p < 1.0) {
-        double total = 0.0;
-        if (draw->top_k > 0.0 && draw->top_k < (double)row->vocab)
-            total = amount_from(all.keys, all.weights, all.padded, edge);
-        else
-            for (long b = 0; b < row->blocks; b++) total += row->sums[b];
+        const double total =
+            has_top_k(row, draw) ? amount_from(all.keys, all.weights, all.padded, edge) : total_weight(row);
         const double goal = draw->top_p * total;
         edge = narrow(all.keys, all.weights, all.padded, goal, edge, top);
         const double above = edge < top ? amount_from(all.keys, all.weights, all.padded, edge + 1) : 0.0;
@@ -214,11 +218,9 @@ static int64_t pick_from_candidates(const WeighedRow *row, const Draw *draw, flo
 }
 
 static int64_t pick_from_all(const WeighedRow *row, const Draw *draw) {
-    double total = 0.0, reached = 0.0;
-    for (long b = 0; b < row->blocks; b++) total += row->sums[b];
-    const double target = draw->number * total;
+    const double target = draw->number * total_weight(row);
     long block = 0, last = 0;
-    double before = 0.0; /* the block that is reached */
+    double reached = 0.0, before = 0.0; /* the block that is reached */
     for (long b = 0; b < row->blocks && reached <= target; b++) {
         if (row->sums[b] == 0.0) continue;
         block = b, before = reached;

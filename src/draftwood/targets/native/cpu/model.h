@@ -54,7 +54,7 @@ typedef struct {
     int64_t after, size, wanted; /* nodes: written by earlier passes, written by this pass, with logits */
 } Segment;
 
-/* A token to draw; as in sampling.Warper. */
+/* A token to draw: the fields of DRAW_FIELDS in native/decoder.py. */
 typedef struct {
     double row; /* of the logits */
     double temperature, top_k, top_p, min_p;

@@ -1,19 +1,17 @@
-"""The tokens that a pass draws: launched behind the pass, so that the host prepares them while the pass runs.
+"""Sampled tokens, drawn right after a pass from its logits. The host prepares them while the pass runs.
 
-They are not part of captured graphs: greedy passes do not pay for them, and one pass serves both.
+They are not part of captured graphs: greedy passes do not pay for them, and one graph serves both.
 """
 
 from __future__ import annotations
-
-from array import array
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.targets.native.cuda.kernels import DRAW_FIELDS, DrawScratch, launch_draws
+from draftwood.targets.native.cuda.kernels import DrawScratch, launch_draws
 from draftwood.targets.native.cuda.passes import Pass
-from draftwood.targets.native.decoder import PackedBatch
+from draftwood.targets.native.decoder import DRAW_FIELDS, PackedBatch
 
 FIRST_SIZE = 64  # draws that memory is allocated for at first
 
@@ -27,19 +25,9 @@ class Draws:
         self._allocate(FIRST_SIZE)
 
     def launch(self, work: Pass, batch: PackedBatch) -> DrawnTokens:
-        """Launch the draws that the batch asks for behind its pass. Does not wait."""
-        fields, outputs = array("d"), array("q")
-        output = 0  # row of logits that the batch wants
-        for segment, draw in zip(batch.segments, batch.draws, strict=True):
-            count = segment.num_logits
-            if draw is not None:
-                first = output if work.selects_rows else segment.rows.stop - count
-                for place, number in enumerate(draw.numbers()):
-                    fields.append(first + place)
-                    fields.extend(draw.rule)
-                    fields.append(number)
-                outputs.extend(range(output, output + count))
-            output += count
+        """Launch the draws that the batch asks for, to run after its pass. Does not wait."""
+        fields, outputs = batch.list_draws(is_selected=work.selects_rows)
+        num_outputs = sum([segment.num_logits for segment in batch.segments])
         size = len(outputs)
         if size > len(self._tokens):
             self._allocate(1 << (size - 1).bit_length())
@@ -50,7 +38,7 @@ class Draws:
         launch_draws(work.logits, work.words, work.peaks, draws, self._scratch, self._tokens)
         answer = self._answer[:size]
         answer.copy_(self._tokens[:size], non_blocking=True)
-        return DrawnTokens(answer.numpy(), np.frombuffer(outputs, np.int64), output)
+        return DrawnTokens(answer.numpy(), np.frombuffer(outputs, np.int64), num_outputs)
 
     def _allocate(self, size: int) -> None:
         device, on_gpu = self._device, self._device.type == "cuda"

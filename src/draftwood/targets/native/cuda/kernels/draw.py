@@ -24,8 +24,8 @@ import triton.language as tl
 
 from draftwood.targets.native.cuda.common import clean, exponent_base, launch_options
 from draftwood.targets.native.cuda.kernels.top import TILE, block_size
+from draftwood.targets.native.decoder import DRAW_FIELDS
 
-DRAW_FIELDS = 6  # of a draw, float64: row of logits, temperature, top_k, top_p, min_p, random number
 MAX_VOCABULARY = 2**19 - 1  # for which sums of weights are below 2^63
 UNITS = tl.constexpr(2.0**44)  # weight of the best token
 LOWEST = tl.constexpr(-0x7F800001)  # the key of -inf
@@ -135,7 +135,7 @@ def _amounts(
     COUNTS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """For each of SPLITS keys ``lowest``, the number (COUNTS) or the weight of the entries with at least this key."""
-    amounts = tl.zeros((SPLITS, CHUNK * BLOCK), tl.int64)  # summed over a program once, not once per part
+    amounts = tl.zeros((SPLITS, CHUNK * BLOCK), tl.int64)  # summed at the end: there, threads wait for each other
     for first in range(0, count, CHUNK):
         _, keys, values = _read(logits, candidates, first, count, vocab_size, BLOCK, CHUNK)
         own = tl.full(keys.shape, 1, tl.int64) if COUNTS else _weights(values, best, temperature, 0.0)
