@@ -20,6 +20,7 @@ from draftwood.drafters.pld import PromptLookupDrafter
 from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.sam import SuffixDrafter
 from draftwood.drafters.sps import SmallModelDrafter
+from draftwood.drafters.stand import StandDrafter
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine.ways import TOGETHER, Way, Ways
 from draftwood.sizing.sizer import Sizer
@@ -29,7 +30,7 @@ from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree
 
 RESTING = {"blend": BlendDrafter, "goose": GooseDrafter, "pld": PromptLookupDrafter, "recycling": RecyclingDrafter}
-RESTING |= {"sam": SuffixDrafter, "sps": SmallModelDrafter}
+RESTING |= {"sam": SuffixDrafter, "sps": SmallModelDrafter, "stand": StandDrafter}
 PROMPTS = ["abcabcabcabc", "one two one two", "x" * 9, "The cat sat. The cat"]
 
 

@@ -49,7 +49,8 @@ def session_of(name: str, options: dict[str, Any], params: SamplingParams, monke
     [
         ("blend", {}, False),
         ("pld", {}, False),
-        ("stand", {}, True),
+        ("stand", {}, False),
+        ("stand", {"draw": "gumbel"}, True),
         ("stand", {"draw": "chosen"}, False),
         ("sps", {"model": "tiny"}, False),
         ("sps", {"model": "tiny", "draw": True}, True),
@@ -64,4 +65,4 @@ def test_only_drawn_trees_keep_clear_of_the_clock(
 
 
 def test_greedy_requests_never_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not session_of("stand", {}, SamplingParams(max_tokens=9), monkeypatch).draws
+    assert not session_of("stand", {"draw": "gumbel"}, SamplingParams(max_tokens=9), monkeypatch).draws

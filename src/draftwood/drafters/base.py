@@ -109,7 +109,7 @@ class Drafter(ABC):
     copies_text: ClassVar[bool] = False  # whether it copies from ``known_text``, and so profits from a prediction
     is_calibrated: ClassVar[bool] = False  # whether probabilities of nodes are learned acceptance rates
     Options: ClassVar[type[Any]] = NoOptions
-    draws: bool = False  # whether it draws children when sampling: then its trees decide which text a seed gives
+    draws: bool = False  # whether it draws children when sampling, as ``draws_for`` says for a request
     wants_prompt_logits: bool = False  # whether prefill computes logits for ``read_prompt``
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
@@ -125,6 +125,11 @@ class Drafter(ABC):
 
     proposes_alone: ClassVar[bool] = False  # whether a subclass changed ``propose`` and not ``propose_batch``
     observes_alone: ClassVar[bool] = False  # whether a subclass changed ``observe`` and not ``observe_batch``
+
+    def draws_for(self, params: SamplingParams, *, is_timed: bool) -> bool:
+        """Whether it draws children for such a request. Then its trees decide which text a seed gives, so they must not
+        depend on measured times. ``is_timed``: as in ``DraftRequest``."""
+        return self.draws and not params.is_greedy
 
     @property
     def needs_whole_prompt(self) -> bool:

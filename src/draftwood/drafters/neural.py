@@ -136,7 +136,7 @@ class NeuralDrafter(Drafter):
     def begin(self, request: DraftRequest) -> None:
         self._params = request.params
         self._prompt_ids = request.prompt_ids
-        self._draws = self.options.draw and not request.params.is_greedy
+        self._draws = self.draws_for(request.params, is_timed=request.is_timed)
         # Draws must not depend on the clock.
         self._levels = None if self._draws or not request.is_timed else self.shared.levels
         self._growth_options = self.shared.growth

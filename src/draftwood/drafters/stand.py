@@ -18,6 +18,7 @@ from draftwood.targets import TargetInfo, TopRows
 from draftwood.tree import DraftTree, TreeShape
 
 SOURCE = "ngram"
+AUTO = "auto"  # draw at a fixed budget; else choose, since sizes may then follow measured times
 HARVESTS = ("all", "emitted")  # every verified node, or only the nodes before emitted tokens
 
 
@@ -26,7 +27,7 @@ class StandOptions:
     max_ngram: int = 4  # longest n-gram to look up
     top_k: int = 10  # tokens kept per distribution
     tree: str = "stand"  # measured for STAND; "heuristic": as in token recycling; or a file of `draftwood tune`
-    draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, without sampling
+    draw: str = "auto"  # "gumbel"; "multinomial": token by token; "chosen": the best; auto: gumbel at a fixed budget
     harvest: str = "all"  # every verified node, rejected ones included; "emitted": as in the paper
     renormalise: bool = True  # scale stored probabilities of a token to a sum of 1; false: as in the paper
     harvest_prompt: bool = True  # whether to learn from the prompt too
@@ -36,7 +37,7 @@ class StandOptions:
         check_int(self, 1, "max_ngram", high=6)
         check_int(self, 1, "top_k", high=64)
         check_int(self, 1, "megabytes", high=1 << 20)
-        check_choice(self, "draw", DRAWS)
+        check_choice(self, "draw", (AUTO, *DRAWS))
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "renormalise", "harvest_prompt")
         static_tree(self.tree)
@@ -48,6 +49,7 @@ class StandDrafter(Drafter):
     guesses_from = "the target's distributions after the same n-grams"
     tree_shape = "static, children sampled"
     draws = True
+    can_rest = True
     Options = StandOptions
     wants_prompt_logits = True
     memory: NgramTables
@@ -58,6 +60,9 @@ class StandDrafter(Drafter):
         self.draws = options.draw != "chosen"
         self.wants_prompt_logits = options.harvest_prompt
         self.wants_top = options.top_k
+
+    def draws_for(self, params: SamplingParams, *, is_timed: bool) -> bool:
+        return super().draws_for(params, is_timed=is_timed) and not (self.options.draw == AUTO and is_timed)
 
     @classmethod
     def share(cls, options: StandOptions, target: TargetInfo) -> TreeShape:
@@ -75,7 +80,9 @@ class StandDrafter(Drafter):
         self._context = self.memory.context(request.prompt_ids)
         if not (self.options.renormalise or request.params.is_greedy):
             self._warper = Warper(_without_penalties(request.params), ())
-        self._draw = make_draw("chosen" if request.params.is_greedy else self.options.draw, request.rng)
+        draws = self.draws_for(request.params, is_timed=request.is_timed)
+        drawn = "gumbel" if self.options.draw == AUTO else self.options.draw
+        self._draw = make_draw(drawn if draws else "chosen", request.rng)
 
     def read_prompt(self, rows: PromptRows) -> None:
         start, prompt_ids = rows.start, self._prompt_ids
@@ -89,9 +96,15 @@ class StandDrafter(Drafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         self._learn(verified)
-        for token in verified.emitted:
+        self._advance(verified.emitted)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        self._advance(token_ids)
+
+    def _advance(self, emitted: Sequence[int]) -> None:
+        for token in emitted:
             self._context = self.memory.extend_context(self._context, token)
-        self._root = verified.emitted[-1]
+        self._root = emitted[-1]
 
     def _learn(self, verified: VerifiedTree) -> None:
         """Add the target's distributions to the tables, each under the n-grams of its path."""

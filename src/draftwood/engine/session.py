@@ -72,7 +72,7 @@ class Session:
         # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
         self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
         # Whether its drafts decide, with a seed, which text comes out. Then they must not depend on measured times.
-        self.draws = drafter.draws and not self.params.is_greedy
+        self.draws = drafter.draws_for(self.params, is_timed=sizer is not None)
         # Whether its drafts may be left out because of measured times.
         can_pause = drafter.can_rest or drafter.can_leave
         self.may_rest = self.drafts and sizer is not None and can_pause and not self.draws
