@@ -3,8 +3,9 @@
     compute-sanitizer --tool memcheck python -m tests.tools.gpu_check --small     # also racecheck, initcheck
     python -m tests.tools.gpu_check --model MODEL [--drafter goose] [--dtype bfloat16] [--limit 4] [--max-tokens 256]
 
-``--small`` takes a tiny model through a prompt and some cycles of random trees: every kernel, few programs. Without it,
-greedy speculative output is compared with plain output on the prompts of the package, as ``draftwood check`` does.
+``--small`` takes a tiny model through a prompt and some cycles of random trees, and draws tokens after their nodes:
+every kernel, few programs. Without it, greedy speculative output is compared with plain output on the prompts of the
+package, as ``draftwood check`` does.
 """
 
 # ruff: noqa: T201 - prints
@@ -15,15 +16,18 @@ import argparse
 import random
 import sys
 from collections import Counter
+from functools import partial
 
 from draftwood.bench.tasks.load import load_tasks
 from draftwood.check import check
 from draftwood.config import SamplingParams
 from draftwood.llm import LLM
 from draftwood.prompts import prompt_ids
-from draftwood.targets.base import Segment
+from draftwood.sampling import Warper
+from draftwood.targets.base import Draw, Segment
 from tests.conftest import path_to, prefill, random_parents
 from tests.tools.cuda import SMALL, copied, error, ids_of, new_target
+from tests.tools.draws import NUMBERS, RULES
 
 PROMPT = 70  # wider than our own kernels support
 MAX_NODES = 20
@@ -41,8 +45,12 @@ def run_cycles(cycles: int) -> bool:
         segments = []
         for sequence in sequences:
             parents = random_parents(rng, rng.randint(1, MAX_NODES))
-            segments.append(Segment(sequence, ids_of(target, rng, len(parents)), parents, len(parents)))
-        target.forward(segments)
+            rule = Warper(SamplingParams(**RULES[rng.choice(sorted(RULES))]), ()).rule
+            draw = Draw(rule, partial(rng.choices, NUMBERS, k=len(parents)))
+            segments.append(Segment(sequence, ids_of(target, rng, len(parents)), parents, len(parents), draw=draw))
+        output = target.forward(segments)
+        assert output.drawn is not None
+        assert 0 <= int(output.drawn.min()) <= int(output.drawn.max()) < SMALL.vocab_size
         for text, segment in zip(texts, segments, strict=True):
             path = path_to(segment.parents, rng.randrange(len(segment.parents)))
             target.keep(segment.sequence, path)
