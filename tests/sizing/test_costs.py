@@ -226,6 +226,7 @@ def test_files_differ_by_model_format_decoder_and_machine(monkeypatch: pytest.Mo
         replace(INFO, num_parameters=INFO.num_parameters + 1),
         replace(INFO, dtype=torch.bfloat16),
         replace(INFO, backend="transformers"),
+        replace(INFO, is_exact=not INFO.is_exact),
     ]
     paths = {profile_path(INFO), *map(profile_path, others)}
     assert len(paths) == 1 + len(others)

@@ -179,7 +179,8 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 def profile_path(info: TargetInfo) -> Path:
     sizes = (info.vocab_size, info.hidden_size, info.num_layers, info.num_parameters)
-    what = [KERNELS, info.name, info.architecture, sizes, info.backend, str(info.dtype), machine(info)]
+    how = (info.backend, str(info.dtype), info.is_exact)
+    what = [KERNELS, info.name, info.architecture, sizes, how, machine(info)]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     return cache_home() / "profiles" / f"{digest}.json"
 

@@ -39,7 +39,7 @@ PROBE_SECONDS = 0.5
 PROBED = (1, 1, 8, 32, 4, 16, 2, 64)  # in this order; the first pass of all is slow
 PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
-CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve
+CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve, on a CPU
 FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
 IN_COMMON = 0.75  # part of a change that sizes without a reading take over: other processes slow down all of them
 MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
@@ -217,8 +217,9 @@ def probe_costs(target: Target, costs: LiveCosts, largest: int) -> None:
         costs.start(_probe(target, costs.profile, PROBE_SECONDS, _probed_sizes(sizes)))
         _store(target.info, costs)
     elif not costs.is_measured:
-        # Those of batches may never have been timed: an engine for single requests leaves them as they are.
-        known = [size for size in sizes if size in CHECKED or size > costs.largest]
+        # Those of batches may never have been timed: an engine for single requests leaves them as they are. On a GPU
+        # all sizes together take milliseconds.
+        known = [size for size in sizes if size in CHECKED or size > costs.largest or costs.profile.stepped]
         costs.check(_probe(target, costs.profile, CHECK_SECONDS, known * CHECK_ROUNDS))
 
 
