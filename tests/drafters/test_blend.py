@@ -374,12 +374,37 @@ def test_a_pass_is_made_if_it_gains_more_than_its_time() -> None:
 @pytest.mark.parametrize(("seconds", "left_out"), [(0.001, False), (0.002, True)])
 def test_a_slow_head_is_left_out_and_looked_at_again(seconds: float, left_out: bool) -> None:
     record = PassRecord()
-    record.note_cycle(0.010)
-    assert not record.is_left_out()  # nothing is known
-    for _ in range(ENOUGH_PASSES):
-        record.note_pass(0, 1.0, FIRST_SHARE, seconds)
-    found = [record.is_left_out() for _ in range(2 * LOOK_AGAIN)]
-    assert found.count(True) == (2 * LOOK_AGAIN - 2 if left_out else 0)
+    for _ in range(2):
+        assert not record.is_left_out()  # nothing is known
+        record.note_cycle(0.010)
+        for number in range(ENOUGH_PASSES):
+            assert not record.is_too_slow, number
+            record.note_pass(0, 1.0, FIRST_SHARE, seconds)
+        assert record.is_too_slow is left_out
+        found = [record.is_left_out() for _ in range(LOOK_AGAIN - 1)]
+        assert found == [left_out] * (LOOK_AGAIN - 1)
+        if not left_out:
+            break
+
+
+def test_a_request_goes_on_without_a_head_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(saved_head(perfect_head("eagle3")))
+    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
+    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(PassRecord, "is_too_slow", property(lambda self: self.num_passes > 3))
+    text, params = clock_text(3, 5), SamplingParams(max_tokens=40)
+    llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", budget=4, max_batch=2)
+    model, num_passes, closed = llm._default._shared.head.model, list[int](), list[int]()
+    forward, close = model.forward, model.close
+    monkeypatch.setattr(model, "forward", lambda *args: (num_passes.append(1), forward(*args))[1])
+    monkeypatch.setattr(model, "close", lambda sequence: (closed.append(sequence), close(sequence))[1])
+    answers = [answer.token_ids for answer in llm.generate([text, text[2:]], params)]
+    made = len(num_passes)
+    assert 0 < made < 40
+    assert len(closed) == 2
+    assert answers == [answer.token_ids for answer in llm.generate([text, text[2:]], params, drafter="plain")]
+    assert answers[0] == llm.generate([text], params)[0].token_ids
+    assert len(num_passes) == made  # the next request begins without it
 
 
 def test_a_pass_that_gained_nothing_is_tried_again_seldom() -> None:

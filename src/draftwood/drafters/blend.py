@@ -193,14 +193,15 @@ class BlendDrafter(TransitionDrafter):
             state = self.shared.states[temperature] = LearnedState(
                 new_learned(sources, self.shared.priors, learns=self.options.learn), DraftRecords()
             )
-        is_default = self._head is not None and not self.options.drafted  # then it must pay
-        if is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()):
-            self._head, self.wants_taps, self.runs_model = None, (), False
         self._blend = Blend(sources, state.learned)
         compiled = self._blend.compiled
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
         self._learns_in_c = is_native and self.options.harvest == "all"
         self.learns_in_batch = self._learns_in_c and self._head is None
+        is_default = self._head is not None and not self.options.drafted  # then it must pay
+        self._passes = state.drafts.passes if is_default else None
+        if is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()):
+            self._leave_head()
         self.sources = sources
         self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
         self._proposed = 0.0  # when the last tree was ready
@@ -263,8 +264,18 @@ class BlendDrafter(TransitionDrafter):
             self.observe_batch([self], VerifiedBatch(outcomes, [0], verified.best(self.options.top_k)))
         else:
             self._observe_in_python(verified)
-        if self._head is not None:
+        if self._head is None:
+            return
+        if self._passes is not None and self._passes.is_too_slow:
+            self._head.end()
+            self._leave_head()
+        else:
             self._head.observe(verified)
+
+    def _leave_head(self) -> None:
+        """Goes on with the other sources."""
+        self._head, self.wants_taps, self.runs_model = None, (), False
+        self.learns_in_batch = self._learns_in_c
 
     def _observe_in_python(self, verified: VerifiedTree) -> None:
         self._blend.learn(self._text_end, verified.emitted)

@@ -33,7 +33,7 @@ RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so t
 # Of the rest of a cycle that a pass may take in the default. It leaves less of the target in the caches, so that the
 # target's next pass takes longer too, by about as much: where both run from the caches, small targets gain nothing.
 MAX_PART = 0.15
-ENOUGH_PASSES = 32  # measured until a draft model is left out
+ENOUGH_PASSES = 16  # measured until a draft model is left out
 LOOK_AGAIN = 32  # of so many requests one has it nevertheless, so that its passes are measured again
 
 Path = tuple[int, ...]  # tokens below the root
@@ -70,13 +70,21 @@ class PassRecord:
         seen = values[num_kept] if num_kept < len(values) else min(self.floor, values[-1])
         self.floor += SMOOTHING * (seen - self.floor)
 
-    def is_left_out(self) -> bool:
-        """Whether the next request does better without the draft model, whose passes take too long here: they were
-        measured with single requests. Now and then one has it, so that they are measured again."""
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether requests do better without the draft model, whose passes take too long here: they were measured with
+        single requests."""
         passes, cycles = self._first_alone, self._cycle_alone
-        if passes.weight < ENOUGH_PASSES or passes.seconds <= MAX_PART * cycles.seconds:
+        return passes.weight >= ENOUGH_PASSES and passes.seconds > MAX_PART * cycles.seconds
+
+    def is_left_out(self) -> bool:
+        """Whether the next request begins without a draft model that is too slow. Now and then one begins with it, and
+        its passes are measured again."""
+        if not self.is_too_slow:
             return False
         self._num_without = (self._num_without + 1) % LOOK_AGAIN
+        if self._num_without == 0:
+            self._first_alone, self._cycle_alone = MeanTime(), MeanTime()
         return self._num_without > 0
 
     def is_worth(
