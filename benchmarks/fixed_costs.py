@@ -143,9 +143,9 @@ def charge(cls: Any, names: Sequence[str], seconds: float) -> None:
 def prepare(method: str, loaded: Any, args: argparse.Namespace, costs: Costs) -> Any:
     llm = make_llm(method, loaded, args.memory)
     if "@" not in method:
-        assert llm.engine.budget
         rows = tuple(tuple(seconds_after(costs, size, context) for size in SIZES) for context in CONTEXTS)
-        llm.engine._costs = LiveCosts(CostProfile(SIZES, CONTEXTS, rows))
+        llm.engine._costs = LiveCosts(CostProfile(SIZES, CONTEXTS, rows))  # before it times and stores any itself
+        assert llm.engine.budget
     shared: Any = llm._default._shared
     for holder in (shared, getattr(shared, "head", None)):
         model = getattr(holder, "model", None)

@@ -2,19 +2,22 @@
 
 A model that was not measured here starts with an estimate: the usual relative costs of a CPU or GPU, scaled by the
 bytes of the weights, and corrected by a few passes that are timed first (at most about half a second). From then on
-every pass of a single request is a reading that corrects the curve. Other processes only ever add time, so the curve
-follows quick readings at once and slow ones slowly. What slows down one size slows down the others: they follow most
-of the way, or sizes that were timed before the machine got busy would look cheap. The refined curve is stored for the
-next run; `draftwood tune` replaces it with a measured one, which is not refined.
+every pass of a single request is a reading that corrects the curve. Other processes slow down all sizes, whichever is
+timed. So each reading corrects two things: the speed of the machine, which all sizes share and which follows at once,
+and what its own size costs beside the others, which follows slowly. Quick and slow readings count the same: if one of
+them counted more, sizes that are seldom timed would drift away from the others whenever the speed of the machine
+changes. The refined curve is stored for the next run; `draftwood tune` replaces it with a measured one, which is not
+refined.
 
 A busy machine may leave a stored curve that makes every guess look too expensive. Then nothing is drafted, so no
 reading corrects the curve. So a run starts with relative costs of at most twice the usual ones, and with a quarter of a
-second of passes that can only lower the curve.
+second of passes that correct the curve.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from array import array
 from bisect import bisect_left
@@ -40,9 +43,12 @@ PROBED = (1, 1, 8, 32, 4, 16, 2, 64)  # in this order; the first pass of all is 
 PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
 CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve, on a CPU
-FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
-IN_COMMON = 0.75  # part of a change that sizes without a reading take over: other processes slow down all of them
-MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
+# Logarithms of relative costs:
+OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading: of the common speed, of the size after many readings
+MOST = math.log(1.5)  # further than that a reading was disturbed
+MIN_CHANGE = 0.04  # a smaller correction is not worth a new curve
+PROBE_WEIGHT, STORED_WEIGHT = 2.0, 8.0  # in readings of a size
+OF_CHECK = 0.5  # part of the way of a stored curve to the passes that check it, beside the common speed
 MIN_READINGS = 16  # before the refined curve is stored
 COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
 MAX_LINES = 512  # look-ups that are kept
@@ -64,8 +70,10 @@ class LiveCosts:
         self.version = 0
         self.readings = 0  # since it was stored
         self.is_estimate = is_estimate
-        self._factors: dict[int, float] = {}  # by size, where there are readings: relative to the base
-        self._built = dict.fromkeys(profile.sizes, 1.0)  # the factors of the current profile
+        self._speed = 0.0  # logarithm of all costs, relative to the base
+        self._own: dict[int, float] = {}  # by size, where there are readings: the same of this size beside the others
+        self._weights: dict[int, float] = {}  # by size: readings that its own cost follows from
+        self._built = dict.fromkeys(profile.sizes, 0.0)  # what the current profile is made of
         self.host = HostCosts()
         self._lines: Lines = {}  # of ``seconds``, for the current version
         self._fixed_lines: Lines = {}
@@ -115,40 +123,50 @@ class LiveCosts:
         if self.is_measured or positions > sizes[-1]:
             return
         size = sizes[bisect_left(sizes, positions)]
-        known, seen = self._factors.get(size, self._built[size]), self._built[size] * ratio
-        share = 1.0 if self.is_estimate else FASTER if seen < known else SLOWER
+        own, weight = self._own.get(size, self._built[size] - self._speed), self._weights.get(size, 0.0)
+        off = self._built[size] + math.log(ratio) - self._speed - own
         self.readings += 1
-        self.is_estimate = False
-        moved = known + share * (seen - known)
-        common = (moved / known) ** IN_COMMON
-        self._factors = {other: factor * common for other, factor in self._factors.items()} | {size: moved}
-        if abs(moved / self._built[size] - 1.0) > MIN_CHANGE:
+        if self.is_estimate:
+            self.is_estimate = False
+            self._speed += off
+        else:
+            off = min(max(off, -MOST), MOST)
+            self._speed += OF_SPEED * off
+            own += max(1.0 / (weight + 2.0), OF_SIZE) * off
+        self._own[size], self._weights[size] = own, weight + 1.0
+        if abs(self._speed + own - self._built[size]) > MIN_CHANGE:
             self._rebuild()
 
     def start(self, seconds: dict[int, float]) -> None:
         """Corrects the estimate by the first readings, by size. The result is what ``fixed`` returns from now on."""
-        line = self._base.of(self._base.sizes[-1], 0)
-        self._factors |= {size: taken / float(line[size - 1]) for size, taken in seconds.items()}
         if seconds:
             self.is_estimate = False
-            self._rebuild()
+            self._take(seconds, 1.0, PROBE_WEIGHT)
         self.profile = replace(self.profile, first=self.profile.seconds)
 
     def check(self, seconds: dict[int, float]) -> None:
-        """Corrects a stored curve by readings, by size, that are quicker than it says."""
-        line = self.profile.of(self.profile.sizes[-1], 0)
-        self._factors |= {size: min(taken / float(line[size - 1]), 1.0) for size, taken in seconds.items()}
+        """Corrects a stored curve by readings, by size."""
         if seconds:
-            self._rebuild()
+            self._take(seconds, OF_CHECK, STORED_WEIGHT)
+
+    def _take(self, seconds: dict[int, float], share: float, weight: float) -> None:
+        """``share``: of the way of each size, beside the common speed. ``weight``: of what is known then."""
+        line = self._base.of(self._base.sizes[-1], 0)
+        off = {size: math.log(taken / float(line[size - 1])) for size, taken in seconds.items()}
+        self._speed = statistics.median(off.values())
+        self._own = {size: share * (own - self._speed) for size, own in off.items()}
+        self._weights = dict.fromkeys(off, weight)
+        self._rebuild()
 
     def _rebuild(self) -> None:
-        """Sizes without readings get a factor between those of their neighbours."""
-        sizes, known = self._base.sizes, sorted(self._factors)
-        factors = np.interp(np.log(sizes), np.log(known), [self._factors[size] for size in known])
-        rows = np.asarray(self._base.seconds) * factors
-        # A pass takes no longer than a larger one: where readings say otherwise, the smaller pass was disturbed.
-        rows = np.minimum.accumulate(rows[:, ::-1], axis=1)[:, ::-1]
-        self._built = dict(zip(sizes, factors.tolist(), strict=True))
+        """What sizes without readings cost is between those of their neighbours."""
+        sizes, known = self._base.sizes, sorted(self._own)
+        logs = self._speed + np.interp(np.log(sizes), np.log(known), [self._own[size] for size in known])
+        rows = np.asarray(self._base.seconds) * np.exp(logs)
+        # A pass takes no longer than a larger one: where readings say otherwise, both are wrong.
+        least = np.minimum.accumulate(rows[:, ::-1], axis=1)[:, ::-1]
+        rows = np.sqrt(least * np.maximum.accumulate(rows, axis=1))
+        self._built = dict(zip(sizes, logs.tolist(), strict=True))
         self.profile = replace(self.profile, seconds=tuple(map(tuple, rows.tolist())))
         self.version += 1
 
