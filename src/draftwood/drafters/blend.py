@@ -193,6 +193,7 @@ class BlendDrafter(TransitionDrafter):
             state = self.shared.states[temperature] = LearnedState(
                 new_learned(sources, self.shared.priors, learns=self.options.learn), DraftRecords()
             )
+        self.sources = sources
         self._blend = Blend(sources, state.learned)
         compiled = self._blend.compiled
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
@@ -202,7 +203,6 @@ class BlendDrafter(TransitionDrafter):
         self._passes = state.drafts.passes if is_default else None
         if is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()):
             self._leave_head()
-        self.sources = sources
         self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
         self._proposed = 0.0  # when the last tree was ready
         if self._head is not None:
@@ -276,6 +276,9 @@ class BlendDrafter(TransitionDrafter):
         """Goes on with the other sources."""
         self._head, self.wants_taps, self.runs_model = None, (), False
         self.learns_in_batch = self._learns_in_c
+        for source in self.sources:
+            if isinstance(source, DraftedHints):
+                source.clear()
 
     def _observe_in_python(self, verified: VerifiedTree) -> None:
         self._blend.learn(self._text_end, verified.emitted)

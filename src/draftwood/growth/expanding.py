@@ -47,6 +47,7 @@ class PassRecord:
         self._seconds = [MeanTime() for _ in range(MAX_PASSES)]
         self._cycle = MeanTime()  # the rest of a cycle
         self._first_alone, self._cycle_alone = MeanTime(), MeanTime()  # of single requests
+        self._was_too_slow = False  # by the last measurement
         self._num_without = 0  # requests
         self.floor = 0.0  # chance of nodes that are not worth their place, about
         self.num_passes = self.num_cycles = 0
@@ -55,7 +56,7 @@ class PassRecord:
         """Of one of the requests that share the pass."""
         self._shares[number] += SMOOTHING * (min(gained / chances, MAX_SHARE) - self._shares[number])
         self._seconds[number].note(seconds, 1.0 / num_requests)
-        if num_requests == 1 and number == 0:
+        if num_requests == 1 and number == 0 and self.num_passes:  # the very first one reads the weights
             self._first_alone.note(seconds)
         self.num_passes += 1
 
@@ -74,13 +75,18 @@ class PassRecord:
     def is_too_slow(self) -> bool:
         """Whether requests do better without the draft model, whose passes take too long here: they were measured with
         single requests."""
-        passes, cycles = self._first_alone, self._cycle_alone
-        return passes.weight >= ENOUGH_PASSES and passes.seconds > MAX_PART * cycles.seconds
+        return self._is_measured and self._first_alone.seconds > MAX_PART * self._cycle_alone.seconds
+
+    @property
+    def _is_measured(self) -> bool:
+        return self._first_alone.weight >= ENOUGH_PASSES
 
     def is_left_out(self) -> bool:
         """Whether the next request begins without a draft model that is too slow. Now and then one begins with it, and
         its passes are measured again."""
-        if not self.is_too_slow:
+        if self._is_measured:
+            self._was_too_slow = self.is_too_slow
+        if not self._was_too_slow:
             return False
         self._num_without = (self._num_without + 1) % LOOK_AGAIN
         if self._num_without == 0:

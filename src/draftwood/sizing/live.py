@@ -3,11 +3,9 @@
 A model that was not measured here starts with an estimate: the usual relative costs of a CPU or GPU, scaled by the
 bytes of the weights, and corrected by a few passes that are timed first (at most about half a second). From then on
 every pass of a single request is a reading that corrects the curve. Other processes slow down all sizes, whichever is
-timed. So each reading corrects two things: the speed of the machine, which all sizes share and which follows at once,
-and what its own size costs beside the others, which follows slowly. Quick and slow readings count the same: if one of
-them counted more, sizes that are seldom timed would drift away from the others whenever the speed of the machine
-changes. The refined curve is stored for the next run; `draftwood tune` replaces it with a measured one, which is not
-refined.
+timed. So each reading corrects two things: the speed of the machine, which all sizes share and which follows within a
+few readings, and what its own size costs beside the others, which follows slowly once it is known. The refined curve is
+stored for the next run; `draftwood tune` replaces it with a measured one, which is not refined.
 
 A busy machine may leave a stored curve that makes every guess look too expensive. Then nothing is drafted, so no
 reading corrects the curve. So a run starts with relative costs of at most twice the usual ones, and with a quarter of a
@@ -44,10 +42,11 @@ PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
 CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve, on a CPU
 # Logarithms of relative costs:
-OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading: of the common speed, of the size after many readings
+OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading: of the common speed, of a size that is known
 MOST = math.log(1.5)  # further than that a reading was disturbed
+LEAST = 1e-3  # times what was expected: below that, a reading is one of the clock
 MIN_CHANGE = 0.04  # a smaller correction is not worth a new curve
-PROBE_WEIGHT, STORED_WEIGHT = 2.0, 8.0  # in readings of a size
+KNOWN = 48.0  # readings of a size after which it is known, as it is after a probe and a check
 OF_CHECK = 0.5  # part of the way of a stored curve to the passes that check it, beside the common speed
 MIN_READINGS = 16  # before the refined curve is stored
 COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
@@ -74,6 +73,7 @@ class LiveCosts:
         self._own: dict[int, float] = {}  # by size, where there are readings: the same of this size beside the others
         self._weights: dict[int, float] = {}  # by size: readings that its own cost follows from
         self._built = dict.fromkeys(profile.sizes, 0.0)  # what the current profile is made of
+        self._shown = dict(self._built)  # what it says: the same, but no size takes less time than a smaller one
         self.host = HostCosts()
         self._lines: Lines = {}  # of ``seconds``, for the current version
         self._fixed_lines: Lines = {}
@@ -124,15 +124,16 @@ class LiveCosts:
             return
         size = sizes[bisect_left(sizes, positions)]
         own, weight = self._own.get(size, self._built[size] - self._speed), self._weights.get(size, 0.0)
-        off = self._built[size] + math.log(ratio) - self._speed - own
+        off = self._shown[size] + math.log(max(ratio, LEAST)) - self._speed - own
         self.readings += 1
         if self.is_estimate:
             self.is_estimate = False
             self._speed += off
         else:
             off = min(max(off, -MOST), MOST)
-            self._speed += OF_SPEED * off
-            own += max(1.0 / (weight + 2.0), OF_SIZE) * off
+            share = max(1.0 / (weight + 2.0), OF_SIZE)
+            self._speed += (1.0 - share) * OF_SPEED * off
+            own += share * off
         self._own[size], self._weights[size] = own, weight + 1.0
         if abs(self._speed + own - self._built[size]) > MIN_CHANGE:
             self._rebuild()
@@ -141,32 +142,34 @@ class LiveCosts:
         """Corrects the estimate by the first readings, by size. The result is what ``fixed`` returns from now on."""
         if seconds:
             self.is_estimate = False
-            self._take(seconds, 1.0, PROBE_WEIGHT)
+            self._take(seconds, 1.0)
         self.profile = replace(self.profile, first=self.profile.seconds)
 
     def check(self, seconds: dict[int, float]) -> None:
         """Corrects a stored curve by readings, by size."""
         if seconds:
-            self._take(seconds, OF_CHECK, STORED_WEIGHT)
+            self._take(seconds, OF_CHECK)
 
-    def _take(self, seconds: dict[int, float], share: float, weight: float) -> None:
-        """``share``: of the way of each size, beside the common speed. ``weight``: of what is known then."""
+    def _take(self, seconds: dict[int, float], share: float) -> None:
+        """``share``: of the way of each size, beside the common speed."""
         line = self._base.of(self._base.sizes[-1], 0)
-        off = {size: math.log(taken / float(line[size - 1])) for size, taken in seconds.items()}
+        off = {size: math.log(max(taken / float(line[size - 1]), LEAST)) for size, taken in seconds.items()}
         self._speed = statistics.median(off.values())
         self._own = {size: share * (own - self._speed) for size, own in off.items()}
-        self._weights = dict.fromkeys(off, weight)
+        self._weights = dict.fromkeys(off, KNOWN)
         self._rebuild()
 
     def _rebuild(self) -> None:
         """What sizes without readings cost is between those of their neighbours."""
         sizes, known = self._base.sizes, sorted(self._own)
         logs = self._speed + np.interp(np.log(sizes), np.log(known), [self._own[size] for size in known])
-        rows = np.asarray(self._base.seconds) * np.exp(logs)
-        # A pass takes no longer than a larger one: where readings say otherwise, both are wrong.
+        base = np.asarray(self._base.seconds)  # [C, S]
+        rows = base * np.exp(logs)
+        # A pass takes no longer than a larger one: where readings say otherwise, the truth is between them.
         least = np.minimum.accumulate(rows[:, ::-1], axis=1)[:, ::-1]
         rows = np.sqrt(least * np.maximum.accumulate(rows, axis=1))
         self._built = dict(zip(sizes, logs.tolist(), strict=True))
+        self._shown = dict(zip(sizes, np.log(rows / base).mean(axis=0).tolist(), strict=True))
         self.profile = replace(self.profile, seconds=tuple(map(tuple, rows.tolist())))
         self.version += 1
 
@@ -238,7 +241,8 @@ def probe_costs(target: Target, costs: LiveCosts, largest: int) -> None:
         # Those of batches may never have been timed: an engine for single requests leaves them as they are. On a GPU
         # all sizes together take milliseconds.
         known = [size for size in sizes if size in CHECKED or size > costs.largest or costs.profile.stepped]
-        costs.check(_probe(target, costs.profile, CHECK_SECONDS, known * CHECK_ROUNDS))
+        # The first pass of all is slow.
+        costs.check(_probe(target, costs.profile, CHECK_SECONDS, known[:1] + known * CHECK_ROUNDS))
 
 
 def keep_costs(info: TargetInfo, costs: LiveCosts) -> None:
