@@ -6,7 +6,6 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from draftwood.drafters.blend import SOURCES, TABLES
 from draftwood.engine import GenerationRequest
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import SearchRecord
-from draftwood.growth.expanding import ENOUGH_PASSES, FIRST_SHARE, LOOK_AGAIN, PassRecord
-from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.sources import build_datastore
 from draftwood.sources.neural import DraftModel
 from draftwood.targets import TopRows
@@ -279,42 +276,7 @@ def test_a_head_reads_the_end_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) 
     assert sum(num_read) <= 7 + len(part.token_ids)
 
 
-def test_a_shipped_head_is_used_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(saved_head(perfect_head("eagle3")))
-    shipped = SimpleNamespace(folder=folder)
-    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
-    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: shipped)
-    own = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", budget=12)
-    assert own._default._shared.sources == "context+transition+position+head"
-    asked = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options={"head": str(folder)})
-    assert asked._default._shared.sources == own._default._shared.sources
-    tables = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options={"sources": TABLES})
-    assert tables._default._shared.head is None
-    text, params = clock_text(3, 5), SamplingParams(max_tokens=16)
-    assert own.generate([text], params)[0].token_ids == tables.generate([text], params)[0].token_ids
-
-
-@pytest.mark.parametrize(("last", "runs"), [(1.1, True), (3.0, False)])
-def test_the_head_of_the_default_is_left_out_where_positions_are_dear(
-    last: float, runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(saved_head(perfect_head("eagle3")))
-    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
-    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=folder))
-    text, params = clock_text(3, 5), SamplingParams(max_tokens=16)
-    for asked in (False, True):
-        options = {"head": str(folder)} if asked else {}
-        llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options=options, budget="auto")
-        llm.engine._costs = LiveCosts(CostProfile((1, 4), (16,), ((1.0, last),)))  # hours, for this machine's clock
-        model, num_passes = llm._default._shared.head.model, list[int]()
-        forward = model.forward
-        monkeypatch.setattr(model, "forward", lambda *args, run=forward, to=num_passes: (to.append(1), run(*args))[1])
-        answers = llm.generate([text, text], params)
-        assert {tuple(answer.token_ids) for answer in answers} == {tuple(llm.generate([text], params)[0].token_ids)}
-        assert bool(num_passes) == (runs or asked)
-
-
-# -- when draft passes pay -------------------------------------------------------------------------------------------
+# -- what requests learn -----------------------------------------------------------------------------------------------
 
 
 def test_samples_of_a_prompt_share_what_they_learn() -> None:
@@ -351,73 +313,3 @@ def test_chances_without_learning_or_measured_priors(option: str) -> None:
         chances.append([event.tree.probs for event in events])
     assert (chances[0][0] == chances[1][0]) is (option == "learn")  # nothing has been learned before the first tree
     assert chances[0] != chances[1]
-
-
-def passes_made(record: PassRecord, *, is_timed: bool, chances: float = 1.0, expected: float = 2.0) -> bool:
-    return record.is_worth(0, chances, expected, 0.0, is_timed=is_timed)
-
-
-def test_a_pass_is_made_if_it_gains_more_than_its_time() -> None:
-    record = PassRecord()
-    assert passes_made(record, is_timed=True)  # nothing is known: try
-    record.note_cycle(0.010)
-    record.note_pass(0, 1.0, FIRST_SHARE, 0.001)  # half a token for a tenth of the time of two
-    assert passes_made(record, is_timed=True)
-    slow = PassRecord()
-    slow.note_cycle(0.010)
-    slow.note_pass(0, 1.0, FIRST_SHARE, 0.010)
-    assert not passes_made(slow, is_timed=True)
-    assert passes_made(slow, is_timed=False)
-    assert not passes_made(slow, is_timed=False, chances=0.01)
-
-
-@pytest.mark.parametrize(("seconds", "left_out"), [(0.001, False), (0.002, True)])
-def test_a_slow_head_is_left_out_and_looked_at_again(seconds: float, left_out: bool) -> None:
-    record = PassRecord()
-    record.note_pass(0, 1.0, FIRST_SHARE, 5.0)  # the very first one reads the weights
-    for _ in range(2):
-        assert not record.is_left_out()  # nothing is known, or it is time to look again
-        record.note_cycle(0.010)
-        for number in range(ENOUGH_PASSES):
-            assert not record.is_too_slow, number
-            record.note_pass(0, 1.0, FIRST_SHARE, seconds)
-        assert record.is_too_slow is left_out
-        found = [record.is_left_out() for _ in range(LOOK_AGAIN - 1)]
-        assert found == [left_out] * (LOOK_AGAIN - 1)
-        if not left_out:
-            return
-    for number in range(3 * LOOK_AGAIN):  # passes of batches are not measured: the last verdict holds
-        record.note_pass(0, 1.0, FIRST_SHARE, 0.0001, num_requests=8)
-        assert record.is_left_out() is (number % LOOK_AGAIN > 0), number
-
-
-def test_a_request_goes_on_without_a_head_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(saved_head(perfect_head("eagle3")))
-    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
-    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=folder))
-    for name in ("is_too_slow", "_is_measured"):
-        monkeypatch.setattr(PassRecord, name, property(lambda self: self.num_passes > 3))
-    text, params = clock_text(3, 5), SamplingParams(max_tokens=40)
-    llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", budget=4, max_batch=2)
-    model, num_passes, closed = llm._default._shared.head.model, list[int](), list[int]()
-    forward, close = model.forward, model.close
-    monkeypatch.setattr(model, "forward", lambda *args: (num_passes.append(1), forward(*args))[1])
-    monkeypatch.setattr(model, "close", lambda sequence: (closed.append(sequence), close(sequence))[1])
-    answers = [answer.token_ids for answer in llm.generate([text, text[2:]], params)]
-    made = len(num_passes)
-    assert 0 < made < 40
-    assert len(closed) == 2
-    assert answers == [answer.token_ids for answer in llm.generate([text, text[2:]], params, drafter="plain")]
-    assert answers[0] == llm.generate([text], params)[0].token_ids
-    assert len(num_passes) == made  # the next request begins without it
-
-
-def test_a_pass_that_gained_nothing_is_tried_again_seldom() -> None:
-    record = PassRecord()
-    record.note_cycle(0.010)
-    made = 0
-    for _ in range(400):
-        if passes_made(record, is_timed=True):
-            made += 1
-            record.note_pass(0, 1.0, 0.0, 0.002)
-    assert 5 < made < 100
