@@ -4,7 +4,7 @@
         plain@8 plain@32 goose:budget=60@1 goose:budget=12@32 blend@8
 
 With ``--temperature`` answers are sampled: a seed must then give the same text in every run, unless the drafter draws
-its guesses (``stand`` with a budget).
+its guesses (``stand`` at a fixed budget).
 
 A run is a drafter, its options, and the size of its batches; without a budget it is ``auto``. Prompts of all tasks are
 in one queue, a prompt of each task in turn, so that requests of different lengths begin and end beside each other. The

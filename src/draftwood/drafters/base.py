@@ -109,7 +109,7 @@ class Drafter(ABC):
     copies_text: ClassVar[bool] = False  # whether it copies from ``known_text``, and so profits from a prediction
     is_calibrated: ClassVar[bool] = False  # whether probabilities of nodes are learned acceptance rates
     Options: ClassVar[type[Any]] = NoOptions
-    draws: bool = False  # whether it draws children when sampling, as ``draws_for`` says for a request
+    draws: bool = False  # whether it may draw children when sampling; ``draws_for`` says for which requests it does
     wants_prompt_logits: bool = False  # whether prefill computes logits for ``read_prompt``
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``

@@ -18,7 +18,7 @@ from draftwood.targets import TargetInfo, TopRows
 from draftwood.tree import DraftTree, TreeShape
 
 SOURCE = "ngram"
-AUTO = "auto"  # draw at a fixed budget; else choose, since sizes may then follow measured times
+AUTO = "auto"  # draw at a fixed budget; with budget="auto" choose, so that sizes and pauses may follow measured times
 HARVESTS = ("all", "emitted")  # every verified node, or only the nodes before emitted tokens
 
 
@@ -27,7 +27,7 @@ class StandOptions:
     max_ngram: int = 4  # longest n-gram to look up
     top_k: int = 10  # tokens kept per distribution
     tree: str = "stand"  # measured for STAND; "heuristic": as in token recycling; or a file of `draftwood tune`
-    draw: str = "auto"  # "gumbel"; "multinomial": token by token; "chosen": the best; auto: gumbel at a fixed budget
+    draw: str = "auto"  # children: "gumbel" or "multinomial" draw, "chosen" does not; "auto": gumbel at a fixed budget
     harvest: str = "all"  # every verified node, rejected ones included; "emitted": as in the paper
     renormalise: bool = True  # scale stored probabilities of a token to a sum of 1; false: as in the paper
     harvest_prompt: bool = True  # whether to learn from the prompt too
@@ -45,9 +45,9 @@ class StandOptions:
 
 class StandDrafter(Drafter):
     name = "stand"
-    summary = "STAND: a static tree with children sampled from stored n-gram distributions"
+    summary = "STAND: a static tree with children from stored n-gram distributions"
     guesses_from = "the target's distributions after the same n-grams"
-    tree_shape = "static, children sampled"
+    tree_shape = "static; children drawn at a fixed budget, else chosen"
     draws = True
     can_rest = True
     Options = StandOptions

@@ -42,12 +42,12 @@ PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
 CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve, on a CPU
 # Logarithms of relative costs:
-OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading: of the common speed, of a size that is known
-MOST = math.log(1.5)  # further than that a reading was disturbed
+OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading that the speed goes, and a size that is known
+MOST = math.log(1.5)  # a reading that is further away was disturbed, and counts as so far
 LEAST = 1e-3  # times what was expected: below that, a reading is one of the clock
 MIN_CHANGE = 0.04  # a smaller correction is not worth a new curve
-KNOWN = 48.0  # readings of a size after which it is known, as it is after a probe and a check
-OF_CHECK = 0.5  # part of the way of a stored curve to the passes that check it, beside the common speed
+KNOWN = 48.0  # readings after which a size is known; a probe or a check counts as so many
+OF_CHECK = 0.5  # part of the way to the passes that check a stored curve that its sizes go, the speed apart
 MIN_READINGS = 16  # before the refined curve is stored
 COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
 MAX_LINES = 512  # look-ups that are kept
@@ -70,10 +70,10 @@ class LiveCosts:
         self.readings = 0  # since it was stored
         self.is_estimate = is_estimate
         self._speed = 0.0  # logarithm of all costs, relative to the base
-        self._own: dict[int, float] = {}  # by size, where there are readings: the same of this size beside the others
-        self._weights: dict[int, float] = {}  # by size: readings that its own cost follows from
-        self._built = dict.fromkeys(profile.sizes, 0.0)  # what the current profile is made of
-        self._shown = dict(self._built)  # what it says: the same, but no size takes less time than a smaller one
+        self._own: dict[int, float] = {}  # by size that was timed: the logarithm of its cost, less ``_speed``
+        self._weights: dict[int, float] = {}  # by size that was timed: the number of readings
+        self._built = dict.fromkeys(profile.sizes, 0.0)  # by size: ``_speed`` and ``_own`` in the current profile
+        self._shown = dict(self._built)  # what that profile says: no size takes less time than a smaller one
         self.host = HostCosts()
         self._lines: Lines = {}  # of ``seconds``, for the current version
         self._fixed_lines: Lines = {}
@@ -151,7 +151,7 @@ class LiveCosts:
             self._take(seconds, OF_CHECK)
 
     def _take(self, seconds: dict[int, float], share: float) -> None:
-        """``share``: of the way of each size, beside the common speed."""
+        """Follows these passes: the speed all of the way, what sizes cost beside each other by ``share``."""
         line = self._base.of(self._base.sizes[-1], 0)
         off = {size: math.log(max(taken / float(line[size - 1]), LEAST)) for size, taken in seconds.items()}
         self._speed = statistics.median(off.values())
