@@ -42,12 +42,12 @@ PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
 CHECKED, CHECK_ROUNDS = (1, 4, 8, 16), 2  # of a stored curve, on a CPU
 # Logarithms of relative costs:
-OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading that the speed goes, and a size that is known
+OF_SPEED, OF_SIZE = 0.2, 0.02  # parts of the way to a reading: of the speed, and of a size that is known
 MOST = math.log(1.5)  # a reading that is further away was disturbed, and counts as so far
 LEAST = 1e-3  # times what was expected: below that, a reading is one of the clock
 MIN_CHANGE = 0.04  # a smaller correction is not worth a new curve
 KNOWN = 48.0  # readings after which a size is known; a probe or a check counts as so many
-OF_CHECK = 0.5  # part of the way to the passes that check a stored curve that its sizes go, the speed apart
+OF_CHECK = 0.5  # part of the way from a stored curve to the passes that check it: of sizes beside each other
 MIN_READINGS = 16  # before the refined curve is stored
 COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
 MAX_LINES = 512  # look-ups that are kept
