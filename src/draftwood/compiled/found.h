@@ -38,19 +38,26 @@ static inline float float_at(const Found *f, int64_t part, int64_t candidate) {
 /* Writes the candidates of the tree to `order`, which has room for all: the best `size` by their values, or of the
  * `size` ones in `wanted` those that exist. Parents come first. Returns how many. */
 static int64_t order_found(const Found *f, int64_t size, const int32_t *wanted, uint64_t *keys, int32_t *order) {
-    const int64_t num_candidates = f->num_passes * f->width * f->best;
+    const int64_t group = f->width * f->best, num_candidates = f->num_passes * group;
     int64_t count = 0;
     if (wanted) {
         for (int64_t i = 0; i < size; i++)
             if (wanted[i] < num_candidates && float_at(f, 2, wanted[i]) > 0.0f) order[count++] = wanted[i];
         return count;
     }
-    for (int64_t candidate = 0; candidate < num_candidates; candidate++) {
-        const float value = float_at(f, 2, candidate);
-        if (value > 0.0f) keys[count++] = sort_key(value, (uint64_t)candidate);
+    for (int64_t first = 0; first < num_candidates; first += group) {
+        const int32_t *values = candidate_at(f, 2, first);
+        for (int64_t i = 0; i < group; i++) {
+            float value;
+            memcpy(&value, values + i, sizeof value);
+            if (value > 0.0f) keys[count++] = sort_key(value, (uint64_t)(first + i));
+        }
+    }
+    if (size < count) {
+        select_keys(keys, count, size);
+        count = size;
     }
     sort_keys(keys, keys + count, count);
-    if (size < count) count = size;
     for (int64_t i = 0; i < count; i++) order[i] = (int32_t)keys[i];
     return count;
 }

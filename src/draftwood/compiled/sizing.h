@@ -122,6 +122,28 @@ static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
     if (from != keys) memcpy(keys, from, n * sizeof *keys);
 }
 
+/* Moves the `size` smallest of `n` different keys to the front, in any order. */
+static void select_keys(uint64_t *keys, int64_t n, int64_t size) {
+    int64_t low = 0, high = n - 1; /* those before are among the smallest, those after are not */
+    while (low < size && high >= size) {
+        const uint64_t a = keys[low], b = keys[low + (high - low) / 2], c = keys[high];
+        const uint64_t pivot = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
+        int64_t i = low, k = high;
+        while (i <= k) {
+            while (keys[i] < pivot) i++;
+            while (keys[k] > pivot) k--;
+            if (i <= k) {
+                const uint64_t key = keys[i];
+                keys[i++] = keys[k];
+                keys[k--] = key;
+            }
+        }
+        if (size <= k) high = k;
+        else if (size >= i) low = i;
+        else return; /* the key between both parts is where it belongs */
+    }
+}
+
 /* Copies the kept nodes of a tree to node `start` of a forest and renumbers their parents. Returns how many. */
 static int64_t copy_kept(const Tree *t, const uint8_t *kept, int32_t *numbers, int64_t stride, int32_t *ints,
                          double *probs, int64_t start) {
