@@ -312,7 +312,7 @@ def test_overlapping_row_moves(count: int, dtype: torch.dtype) -> None:
     targets = list(range(100, 100 + count))
     if count > 10:  # the last three belong to another sequence
         sources[-3:], targets[-3:] = [5, 7, 8], [4, 5, 6]
-    keys, values = (noise(2, 1, 400, 24, dtype=dtype, seed=seed) for seed in (1, 2))
+    keys, values = (noise(2, 1, 110 + MAX_MOVES, 24, dtype=dtype, seed=seed) for seed in (1, 2))
     moves = torch.zeros(1 + 2 * MAX_MOVES, dtype=torch.int32, device=DEVICE)
     moves[0] = count
     moves[1 : 1 + count] = torch.tensor(sources, dtype=torch.int32)

@@ -25,7 +25,7 @@ from draftwood.disk import Library
 from draftwood.targets.native.cuda.attention import TILE_FIELDS, words_per_row, write_plan
 from draftwood.targets.native.decoder import PackedBatch
 
-MAX_MOVES = 256  # cache rows that a pass can move before it starts
+MAX_MOVES = 512  # cache rows that a pass can move before it starts
 NO_SLOT = -1  # slot of a padding row
 INPUTS_LIBRARY = Library("inputs", Path(__file__).parent / "inputs.c", ctypes.PyDLL)
 

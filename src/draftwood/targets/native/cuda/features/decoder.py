@@ -33,7 +33,7 @@ from draftwood.targets.native.decoder import PackedBatch
 from draftwood.targets.searches import Found, SearchPlan
 from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
-ROWS = (16, 32, 64, 128, MAX_FEATURES)  # sizes of passes
+ROWS = (16, 32, 64, 128, 256, MAX_FEATURES)  # sizes of passes
 BEST = (1, 10, 32, MAX_TOP_K)  # top entries per row: for chains, for trees, for drawn trees
 MAX_PASSES = 48  # kept at once
 GIVEN = -1  # instead of a slot: the feature is computed from given hidden states
@@ -73,6 +73,11 @@ class FeatureDecoder:
         self._passes: OrderedDict[FeatureShape, CapturedPass[FeaturePass]] = OrderedDict()
         self._searches = KnownSearches[FeaturePass](MAX_PASSES)
         self._stream = new_stream(device)  # for graph capture
+        self._num_captured = 0
+
+    @property
+    def num_prepared(self) -> int:
+        return self._num_captured + self._searches.num_made
 
     def shape_for(self, batch: PackedBatch, given: Given, k: int) -> FeatureShape | None:
         """The shape that the batch runs in; None if it exceeds all shapes."""
@@ -99,6 +104,7 @@ class FeatureDecoder:
         known = self._passes.get(shape)
         with on_device(self._device):
             if known is None:
+                self._num_captured += 1
                 work = new_feature_pass(self._model, shape, self._workspace)
                 _fill(work, batch, given)
                 known = self._passes[shape] = run_and_capture(work, self._stream, self._device)
