@@ -11,6 +11,7 @@ from draftwood.engine.ways import (
     MAX_TRIAL,
     MIN_IN_TURNS,
     MIN_REQUESTS,
+    NO_GUESSES,
     TRIAL,
     UNCOUNTED,
     Batch,
@@ -98,6 +99,29 @@ def test_a_clear_trial_is_short() -> None:
     assert ways.count(True) <= TRIAL[True] + UNCOUNTED
     again = batch.run(2 * AFTER_CLEAR * FIRST_STAY, (2.0, 100), (1.0, 100))
     assert 0 < again.count(True) < TRIAL[True] // 2 + UNCOUNTED
+
+
+def test_a_trial_of_drafts_without_guesses_is_short() -> None:
+    """No guess was worth verifying, so drafts only take time: even where little of it, and less by chance."""
+    batch, tried = Requests(), list[bool]()
+    batch.run(TRIAL[True] + UNCOUNTED + TRIAL[False], (1.1, 100), (1.0, 100))
+    for _ in range(4 * FIRST_STAY):
+        way = batch.ways.of(batch.batch)
+        tried.append(way.drafts)
+        batch.now += 0.99 if way.drafts else 1.0
+        batch.ways.note(batch.batch, way, Measured(100, 0, 0.0, has_guesses=not way.drafts))
+    assert 0 < tried.count(True) <= 2 * (NO_GUESSES + UNCOUNTED)
+
+
+def test_what_waiting_drafters_take_does_not_count() -> None:
+    """A trial without drafts takes as long as one with them, as drafters that cannot come back go on reading."""
+    batch = Requests()
+    for _ in range(100):
+        way = batch.ways.of(batch.batch)
+        batch.now += 1.0
+        waiting = 0.0 if way.drafts or not batch.ways.is_trial(batch.batch) else 0.5
+        batch.ways.note(batch.batch, way, Measured(150 if way.drafts else 100, 0, 0.0, waiting=waiting))
+    assert not batch.ways.of(batch.batch).drafts
 
 
 def test_single_slow_passes_decide_nothing() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from draftwood.growth.neural.levels import TRY_ALL_EVERY, LevelRecord
+from draftwood.growth.neural.levels import TRY_ALL_EVERY, LeveledDraft, LevelRecord
 
 MOST = 7
 
@@ -52,6 +52,20 @@ def test_times_depend_on_the_number_of_requests() -> None:
     record = LevelRecord(MOST)
     run(record, 0.6, 0.3)
     assert min(run(record, 0.6, 0.001, requests=32)[-50:]) > min(run(record, 0.6, 0.3)[-50:])
+
+
+def test_drafts_whose_passes_were_prepared_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("draftwood.growth.neural.levels.time.perf_counter", lambda: now)
+    record, chosen = LevelRecord(MOST), list[int]()
+    for number in range(12):
+        draft = LeveledDraft(record, 1)
+        chosen.append(draft.levels)
+        now += 100.0 if number < 2 else 0.01 * draft.levels
+        draft.end(counts=number >= 2)
+        now += 1.0
+        draft.note(draft.levels)
+    assert min(chosen) == MOST
 
 
 def test_chances_of_deep_levels_follow_from_those_before() -> None:

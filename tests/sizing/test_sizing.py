@@ -177,7 +177,9 @@ def test_marginal_cost_counts_in_a_batch() -> None:
 def test_wanted_size_grows_if_all_nodes_paid() -> None:
     by = sizer(FREE)
     assert by.wanted == MIN_WANTED
-    cut(by, DraftTree.chain(list(range(4)), "test"))
+    for size in (4, 16, 20):
+        cut(by, DraftTree.chain(list(range(size)), "test"))
+        assert by.wanted == min(3 * size + 4, FREE.largest)
     assert by.wanted == FREE.largest == 64
     cut(by, DraftTree.root_only(0))  # nothing was offered: nothing new is known
     assert by.wanted == 64
@@ -188,7 +190,7 @@ def test_wanted_size_exceeds_used_size() -> None:
     some = sizer(cheap)
     used = len(cut(some, DraftTree.chain(list(range(20)), "test")))
     assert MIN_WANTED < 2 * used + 4 < cheap.largest
-    assert some.wanted == 2 * used + 4
+    assert some.wanted == used + used // 2 + 4
     hopeless = sizer(HOPELESS)
     assert len(cut(hopeless, DraftTree.chain(list(range(12)), "test"))) == 1
     assert hopeless.wanted == MIN_WANTED

@@ -120,6 +120,7 @@ class Drafter(ABC):
     drafts_in_batch: bool = False  # whether ``propose_batch`` does more than call ``propose`` in a loop
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
+    was_ready: bool = True  # with ``runs_model``: False if passes of the last draft had to be prepared before they ran
     can_rest: bool = False  # whether it may be left out of cycles and is then told their tokens with ``skip``
     can_leave: bool = False  # whether a request may go on without it: after ``end`` it is not called again
 

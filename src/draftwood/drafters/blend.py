@@ -250,7 +250,10 @@ class BlendDrafter(TransitionDrafter):
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
         for drafter, head, own in zip(drafters, heads, limits, strict=True):
             head.aim(drafter._text_end, own, num_requests)
-        return type(heads[0]).propose_batch(heads, budgets)
+        trees = type(heads[0]).propose_batch(heads, budgets)
+        for drafter, head in zip(drafters, heads, strict=True):
+            drafter.was_ready = head.was_ready
+        return trees
 
     def outcomes(self, emitted: Sequence[int]) -> list[list[Outcome]]:
         """What came of all guesses about each of the tokens that are about to be observed; for measurements."""

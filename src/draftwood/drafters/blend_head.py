@@ -63,7 +63,8 @@ class Expander(NeuralDrafter):
         if known:
             search.look(known, [each._gains(promise) for each, promise in zip(drafters, known, strict=True)])
         trees = super().propose_batch(drafters, budgets)
-        search.end(max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend)))
+        levels = max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend))
+        search.end(levels, counts=first.was_ready)
         return trees
 
     def _gains(self, promise: float) -> list[float]:

@@ -162,7 +162,8 @@ class NeuralDrafter(Drafter):
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
-        draft = _begin_draft(drafters)
+        model = drafters[0]._model
+        draft, num_prepared = _begin_draft(drafters), model.num_prepared
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
         growing = [drafter for drafter in drafters if drafter._frontier is not None]
@@ -170,23 +171,25 @@ class NeuralDrafter(Drafter):
         plan = _common_plan(growing)
         while growing:
             segments = [drafter._next_segment() for drafter in growing]
-            searches = None if plan is None else growing[0]._model.grow(segments, plan)
+            searches = None if plan is None else model.grow(segments, plan)
             if searches is not None:
                 for drafter, (segment, *_), found in zip(growing, segments, searches, strict=True):
                     drafter._take_search(len(segment.token_ids), found)
                 break
             plan = None
-            top = growing[0]._model.forward(segments, max(drafter._growth.width for drafter in growing))
+            top = model.forward(segments, max(drafter._growth.width for drafter in growing))
             first = 0
             for drafter, (segment, *_) in zip(growing, segments, strict=True):
                 drafter._grow(len(segment.token_ids), top.at(slice(first, first + segment.num_logits)))
                 first += segment.num_logits
             growing = [drafter for drafter in growing if drafter._frontier is not None]
         trees = [drafter._finish() for drafter in drafters]
+        was_ready = model.num_prepared == num_prepared
         for drafter in drafters:
             drafter._copy_features()
+            drafter.was_ready = was_ready
         if draft is not None and grown:
-            draft.end()
+            draft.end(counts=was_ready)
             for drafter in grown:
                 drafter._draft = draft
         return trees

@@ -7,12 +7,15 @@ from draftwood.engine.session import Session
 from draftwood.tree import DraftTree
 
 
-def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = False) -> list[Session]:
+def draft(
+    sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = False, is_watched: bool = False
+) -> list[Session]:
     """Lets the drafter of every session propose a tree (``session.offered``). A drafter that fails ends its session.
 
     Returns the sessions that have one: not those that are still reading their prompt. ``drafts``: False lets all
     drafters rest that may. Those that cannot come back leave; if it is only a trial, they go on reading and propose
-    nothing.
+    nothing. ``is_watched``: the batch as a whole tries whether drafts pay. Then a request whose draft model runs for
+    others too does not pause by itself, which would save nothing.
     """
     drafting = list[Session]()
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
@@ -37,7 +40,8 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = 
             continue
         if (session.is_resting or session.num_skipped or not session.has_begun) and not session.wake():
             continue
-        session.num_wanted = 1 if waits else _count_wanted(session)
+        pauses = not (is_watched and drafter.can_leave and session.draft_group is not None)
+        session.num_wanted = 1 if waits else _count_wanted(session, pauses=pauses)
         if sizer is not None and drafter.is_calibrated:
             drafter.min_chance = sizer.min_chance
         if session.draft_group is None:
@@ -49,12 +53,14 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True, is_trial: bool = 
     return [session for session in drafting if session.error is None]
 
 
-def _count_wanted(session: Session) -> int:
+def _count_wanted(session: Session, *, pauses: bool) -> int:
     """How many nodes the drafter may propose. Before the last token guesses are of no use."""
     budget, sizer = session.budget, session.sizer
     if budget == 1 or session.num_left <= 1:
         return 1
-    return budget if sizer is None else min(budget, sizer.wanted)
+    if sizer is None:
+        return budget
+    return min(budget, sizer.wanted if pauses else sizer.wanted_awake)
 
 
 def _draft_one(session: Session) -> None:

@@ -230,11 +230,15 @@ class Engine:
             session.may_rest and not session.has_left for session in run.sessions
         )
         counts = not (have_left and way.drafts)
+        positions = sum(finished.spent.sizes)
+        # Drafters that cannot come back go on reading while the batch tries to do without them.
+        waiting = 0.0 if way.drafts else sum(finished.spent.drafting)
         in_halves = 0.0  # only of interest where it decides whether to try turns
         if batch.may_turn and not (way.turns or finished.num_read):
-            halves = HALVES if self._costs is None else self._costs.compare_halves(sum(finished.spent.sizes))
+            halves = HALVES if self._costs is None else self._costs.compare_halves(positions)
             in_halves = halves * run.times.elapsed
-        self._ways.note(batch, way, Measured(tokens, finished.num_read, in_halves), counts=counts)
+        measured = Measured(tokens, finished.num_read, in_halves, positions > len(run.sessions), waiting)
+        self._ways.note(batch, way, measured, counts=counts)
         return finished
 
     def _begin(
@@ -242,10 +246,19 @@ class Engine:
     ) -> Launched | None:
         batch = self._batch()
         way, is_trial = self._ways.of(batch), self._ways.is_trial(batch)
-        run = begin(self.target, sessions, lane, drafts=way.drafts, is_trial=is_trial, before_launch=before_launch)
+        num_prepared = self.target.num_prepared
+        run = begin(
+            self.target,
+            sessions,
+            lane,
+            drafts=way.drafts,
+            is_trial=is_trial,
+            is_watched=batch.tries_without,
+            before_launch=before_launch,
+        )
         if run is None:
             return None
-        if not run.flight.was_ready:
+        if self.target.num_prepared != num_prepared or not all(session.was_ready for session in sessions):
             self._ways.rest()
         return Launched(run, batch, way)
 

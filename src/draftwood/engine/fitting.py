@@ -73,7 +73,7 @@ def _cut_drawn(sessions: Sequence[Session], all_drafted: Sequence[Session], num_
 def _drafted(session: Session) -> Drafted:
     assert session.sizer is not None
     offer = Offer(session.offered, session.room, session.num_left - 1, session.drafter.lesson)
-    return Drafted(session.sizer, offer, session.draft_seconds, session.learn_seconds)
+    return Drafted(session.sizer, offer, session.draft_seconds, session.learn_seconds, session.was_ready)
 
 
 def _describe(session: Session) -> TreeError:

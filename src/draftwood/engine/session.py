@@ -126,6 +126,11 @@ class Session:
         self.is_resting, self.num_wanted, self.draft_seconds = True, 1, 0.0
         self.tree = self.offered = DraftTree.root_only(self.tokens[-1])
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the time of its last draft says something about later ones."""
+        return self.is_resting or self.drafter.was_ready
+
     def leave(self) -> None:
         """Goes on without its drafter, which cannot catch up later."""
         if not self.has_left:

@@ -42,16 +42,17 @@ def begin(
     *,
     drafts: bool = True,
     is_trial: bool = False,
+    is_watched: bool = False,
     before_launch: Callable[[], None] = lambda: None,
 ) -> Pass | None:
     """The first half of a cycle: draft, size, and launch the pass that verifies. None: nothing to run.
 
     A session that fails is marked (``session.error``) and does not disturb the others. ``drafts``: see engine/ways.py;
-    ``is_trial``: it may soon change again.
+    ``is_trial``: it may soon change again; ``is_watched``: drafts are tried with and without.
     """
     started = time.perf_counter()
     sessions = select_sessions(sessions)
-    drafted = draft(sessions, drafts=drafts, is_trial=is_trial)
+    drafted = draft(sessions, drafts=drafts, is_trial=is_trial, is_watched=is_watched)
     num_read = sum([session.num_unread for session in sessions if session.is_prefilling])
     fit_trees(drafted, num_read, target.ready_sizes(len(sessions)))
     running = [session for session in sessions if session.error is None]

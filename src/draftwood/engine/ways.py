@@ -26,6 +26,7 @@ MIN_REQUESTS = 4  # fewer: sizes and pauses of single requests are enough
 MIN_IN_TURNS = 8  # fewer share one pass, whose time hardly depends on their number
 HALVES = 1.5  # times as long as one pass for all: two for half of the requests, if nothing is known about that
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
+NO_GUESSES = 3  # passes of a trial with drafts after which it ends early, if none of their guesses was worth verifying
 CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
 MAX_TRIAL = 4  # times as many passes, if most of them cannot be counted
 UNCOUNTED = 2  # passes after a change, which still belong to the way before
@@ -50,10 +51,15 @@ class Batch(NamedTuple):
     may_rest: bool  # whether some of them may go without drafts
     may_turn: bool  # whether they may take turns
 
+    @property
+    def tries_without(self) -> bool:
+        """Whether drafts are left out where that is quicker."""
+        return self.may_rest and self.size >= MIN_REQUESTS
+
     def ways(self, turns: tuple[bool, ...]) -> tuple[Way, ...]:
         """In the order in which they are tried first."""
         halves = [each for each in turns if not each or (self.may_turn and self.size >= MIN_IN_TURNS)] or [False]
-        drafts = (True, False) if self.may_rest and self.size >= MIN_REQUESTS else (True,)
+        drafts = (True, False) if self.tries_without else (True,)
         return tuple(Way(own, half) for half in halves for own in drafts)
 
 
@@ -63,6 +69,8 @@ class Measured(NamedTuple):
     tokens: int  # of answers that it emitted
     num_read: int  # tokens of prompts in it
     in_halves: float  # seconds of the target for two passes, each for half of the requests
+    has_guesses: bool = True  # whether it verified any
+    waiting: float = 0.0  # seconds that it took drafters, without drafts, to be able to come back
 
 
 @dataclass(slots=True)
@@ -106,12 +114,13 @@ class Choice:
         self._stays = dict.fromkeys(ways, FIRST_STAY)  # passes after which a way is tried again, if it loses
         self._due = dict.fromkeys(ways, 0 if start is None else FIRST_STAY)  # passes until then
         self._uncounted = 0
+        self._num_without = 0  # first passes of a trial of drafts that verified no guesses
         self._answering = {way: Rate() for way in ways}
         self._reading = {way: Rate() for way in ways}  # of prompts, beside answering
         self._num_read = self._num_emitted = 0.0  # decayed sums
 
     def note(self, num_requests: int, measured: Measured, seconds: float) -> None:
-        tokens, num_read, in_halves = measured
+        tokens, num_read, in_halves, has_guesses, waiting = measured
         self._num_read = DECAY * self._num_read + num_read
         self._num_emitted = DECAY * self._num_emitted + tokens
         self._patience -= 1
@@ -125,10 +134,11 @@ class Choice:
             if rate.passes:
                 self._reading[self.way].add(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
             return
-        rate.note(tokens, seconds, in_halves)
+        rate.note(tokens, max(seconds - waiting, 0.0), in_halves)
         if self.is_trial:
             self._left -= 1
-            if self._left > 0 and not self._is_clear(num_requests):
+            self._num_without += not has_guesses
+            if self._left > 0 and not (self._is_vain or self._is_clear(num_requests)):
                 return
             self._decide()
         self._try_next()
@@ -136,6 +146,12 @@ class Choice:
     @property
     def _trial_length(self) -> int:
         return TRIAL[self.way.drafts] * (2 if self.way.turns else 1)
+
+    @property
+    def _is_vain(self) -> bool:
+        """Whether drafts are tried that only take time."""
+        num_tried = self._trial_length - self._left
+        return self.way.drafts and self.best is not None and NO_GUESSES <= num_tried == self._num_without
 
     def _is_clear(self, num_requests: int) -> bool:
         num_cycles = (self._trial_length - self._left) * num_requests / (2 if self.way.turns else 1)
@@ -160,7 +176,7 @@ class Choice:
         if before is None:
             self.best = tried
             return
-        won = self._seconds(tried) < self._seconds(before)
+        won = not self._is_vain and self._seconds(tried) < self._seconds(before)
         self.best, lost = (tried, before) if won else (before, tried)
         stay = FIRST_STAY if won else self._stays[lost]
         self._stays[lost] = min(2 * stay, MAX_STAY)
@@ -197,6 +213,7 @@ class Choice:
         self._change(way)
         self._left = self._trial_length
         self._patience = MAX_TRIAL * self._left
+        self._num_without = 0
 
     def _change(self, way: Way) -> None:
         if way != self.way:

@@ -202,10 +202,11 @@ class SearchedDraft:
         self.levels = self._record.choose(promises, gains)
         self._since = time.perf_counter()
 
-    def end(self, num_run: int) -> None:
-        """The trees are ready. ``num_run``: levels, fewer than were chosen if no request could run them."""
+    def end(self, num_run: int, *, counts: bool = True) -> None:
+        """The trees are ready. ``num_run``: levels, fewer than were chosen if no request could run them. ``counts``:
+        later drafts will take about as long."""
         now = time.perf_counter()
-        if num_run or not (self.levels or self.looks):
+        if counts and (num_run or not (self.levels or self.looks)):
             self._times.note_draft(num_run, now - self._since)
         self._since = now
 

@@ -56,6 +56,7 @@ class Drafted(NamedTuple):
     offer: Offer
     seconds: float  # that drafting took
     learning: float = 0.0  # seconds that learning took in the cycle before
+    was_ready: bool = True  # whether that says something about later drafts
 
 
 class Experience:
@@ -112,7 +113,12 @@ class Sizer:
     @property
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
-        return 1 if self._watch.pause_left else self._wanted
+        return 1 if self._watch.pause_left else self.wanted_awake
+
+    @property
+    def wanted_awake(self) -> int:
+        """The same if it must not pause."""
+        return self._wanted
 
     @property
     def min_chance(self) -> float:
@@ -151,7 +157,7 @@ class Sizer:
         size, self.expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
         size = min(size, len(tree))
         self._want(len(tree), size)
-        self._note_draft(drafted.seconds, drafted.learning)
+        _note_drafts([drafted])
         return tree.first(min(size, room)).limit_depth(max_depth)
 
     def outcome(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> Outcome:
@@ -165,14 +171,10 @@ class Sizer:
         note_outcomes([self.outcome(offered, verified, emitted)])
 
     def _want(self, offered: int, kept: int) -> None:
-        """If all nodes paid, more might; else ask for somewhat more than was used, so that trees can grow."""
-        self._wanted = self._largest if kept == offered else min(max(MIN_WANTED, 2 * kept + 4), self._largest)
-
-    def _note_draft(self, seconds: float, learning: float) -> None:
-        """The first draft of a request does not count: a draft model reads the prompt, and kernels may be compiled."""
-        if self._has_drafted:
-            self._drafter.note_draft(seconds, learning)
-        self._has_drafted = True
+        """If all nodes paid, many more might; else ask for somewhat more than was used, so that trees can grow."""
+        if offered > 1:
+            more = 2 * kept if kept == offered else kept // 2
+            self._wanted = min(max(MIN_WANTED, kept + more + 4), self._largest)
 
     def _note_cut(self, offered: int, kept: int, expected: float, cost: float) -> None:
         """``cost``: of its guesses, in tokens of plain decoding."""
@@ -283,15 +285,16 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 
 def _note_drafts(drafted: Sequence[Drafted]) -> None:
-    """Of a batch: once for each drafter, in the mean."""
-    known: dict[Experience, list[tuple[float, float]]] = {}
-    for sizer, _, drafting, learning in drafted:
-        if sizer._has_drafted:
-            known.setdefault(sizer._drafter, []).append((drafting, learning))
+    """Of a batch: once for each drafter, in the mean. The first draft of a request does not count: a draft model reads
+    the prompt."""
+    known: dict[Experience, tuple[int, float, float]] = {}  # requests, and the sums of both times
+    for sizer, _, drafting, learning, was_ready in drafted:
+        if sizer._has_drafted and was_ready:
+            count, *sums = known.get(sizer._drafter, (0, 0.0, 0.0))
+            known[sizer._drafter] = count + 1, sums[0] + drafting, sums[1] + learning
         sizer._has_drafted = True
-    for drafter, times in known.items():
-        drafting, learning = (sum(part) / len(times) for part in zip(*times, strict=True))
-        drafter.note_draft(drafting, learning)
+    for drafter, (count, drafting, learning) in known.items():
+        drafter.note_draft(drafting / count, learning / count)
 
 
 def _follow(mean: float, seconds: float) -> float:

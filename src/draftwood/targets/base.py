@@ -103,8 +103,6 @@ class ForwardOutput(NamedTuple):
 class PendingPass(ABC):
     """A pass that was started."""
 
-    was_ready: bool = True  # False: it had to be prepared first, so its time says nothing about later ones
-
     @abstractmethod
     def wait(self) -> ForwardOutput:
         """Waits for the result. Call it before the next pass of the same lane is launched, or the result must be
@@ -179,6 +177,11 @@ class Target(ABC):
 
     info: TargetInfo
     num_lanes: int = 1
+
+    @property
+    def num_prepared(self) -> int:
+        """How many passes had to be prepared before they ran, so that their time says nothing about later ones."""
+        return 0
 
     @property
     @abstractmethod

@@ -12,7 +12,9 @@ import torch
 from draftwood import SamplingParams
 from draftwood.engine import drafting
 from draftwood.engine.session import Session
-from draftwood.sizing import Sizer
+from draftwood.engine.ways import Ways
+from draftwood.growth.neural import Times
+from draftwood.sizing import Experience, Sizer
 from draftwood.sources.neural import DraftSegment
 from draftwood.targets import ForwardOutput, Segment, TopRows
 from draftwood.targets.native.target import NativeTarget
@@ -97,6 +99,36 @@ def test_trees_grow_from_little_text(drafter: str, monkeypatch: pytest.MonkeyPat
     assert max(sizes) <= 16
 
 
+@pytest.mark.parametrize("drafter", ["eagle3", "sps"])
+def test_the_time_of_prepared_passes_counts_nowhere(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every pass of the draft model is prepared for the first time: nothing is known about what drafts take."""
+    llm = neural_llm(drafter, target_on(), budget="auto", max_batch=4)
+    model, counts, noted, rests = draft_model(llm), itertools.count(), list[float](), list[None]()
+    monkeypatch.setattr(type(model), "num_prepared", property(lambda _: next(counts)))
+    monkeypatch.setattr(Experience, "note_draft", lambda _, *seconds: noted.extend(seconds))
+    monkeypatch.setattr(Times, "note_draft", lambda _, levels, seconds: noted.append(seconds))
+    monkeypatch.setattr(Ways, "rest", lambda _: rests.append(None))
+    same_as_plain(llm, PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True))
+    assert not noted
+    assert len(rests) > 5
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_requests_of_a_batch_that_tries_without_drafts_do_not_pause(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their draft model would run for the others all the same."""
+    wanted, draft_group = list[int](), drafting._draft_group
+
+    def noted(sessions: Sequence[Session]) -> None:
+        wanted.extend(session.num_wanted for session in sessions if session.num_left > 1)
+        draft_group(sessions)
+
+    monkeypatch.setattr(drafting, "_draft_group", noted)
+    monkeypatch.setattr(Sizer, "wanted", property(lambda _: 1))  # all of them would pause
+    llm = neural_llm("eagle3", target_on(), budget="auto", max_batch=size)
+    same_as_plain(llm, [[7 + place] for place in range(size)], SamplingParams(max_tokens=12, ignore_eos=True))
+    assert (max(wanted) > 1) == (size == 8)
+
+
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])
 def test_penalties_and_logprobs(drafter: str) -> None:
     llm = neural_llm(drafter, target_on())
@@ -125,7 +157,7 @@ def test_hidden_states_outlast_the_pass_that_overwrites_them(drafter: str, monke
     for overwrites in (False, True):
         counts, last = itertools.cycle([1, 8, 1, 1, 8]), list[torch.Tensor]()
 
-        def count_wanted(session: Session, sizes: Iterator[int] = counts) -> int:
+        def count_wanted(session: Session, sizes: Iterator[int] = counts, **_: bool) -> int:
             return min(next(sizes), session.num_left)
 
         def forward(

@@ -100,10 +100,11 @@ class LeveledDraft:
         self._since = time.perf_counter()
         self._has_cycled = False
 
-    def end(self) -> None:
-        """The trees are ready."""
+    def end(self, *, counts: bool = True) -> None:
+        """The trees are ready. ``counts``: later drafts will take about as long."""
         now = time.perf_counter()
-        self._record.note_draft(self._num_requests, self.levels, now - self._since)
+        if counts:
+            self._record.note_draft(self._num_requests, self.levels, now - self._since)
         self._since = now
 
     def note(self, num_accepted: int) -> None:

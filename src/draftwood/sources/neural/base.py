@@ -48,6 +48,11 @@ class DraftModel(ABC):
     searches: bool = False  # whether ``grow`` is there
     root_chunk: int = 512  # text tokens that the pass which a tree grows from may read; few, where graphs have sizes
 
+    @property
+    def num_prepared(self) -> int:
+        """As in ``Target``."""
+        return 0
+
     @abstractmethod
     def open(self, capacity: int) -> int | None:
         """Allocate a sequence of ``capacity`` positions, tree nodes included; None if there is no room."""

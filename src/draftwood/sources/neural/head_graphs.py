@@ -28,6 +28,10 @@ class GraphedEagleModel(EagleModel):
         vocabulary = head.vocabulary() if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary else None
         self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden, vocabulary)
 
+    @property
+    def num_prepared(self) -> int:
+        return self._decoder.num_prepared
+
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         parts = [self._forward_pass(some, k) for some in _split_passes(segments)]
         return parts[0] if len(parts) == 1 else TopRows(*map(np.concatenate, zip(*parts, strict=True)))

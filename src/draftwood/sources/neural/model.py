@@ -26,6 +26,10 @@ class SmallModel(DraftModel):
             self.root_chunk = 16
             self.searches = target.info.vocab_size <= num_tokens  # it would run guesses that the target does not have
 
+    @property
+    def num_prepared(self) -> int:
+        return self.target.num_prepared
+
     def open(self, capacity: int) -> int | None:
         return self.target.open(capacity) if self.target.can_open(capacity) else None
 

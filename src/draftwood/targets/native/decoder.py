@@ -86,6 +86,11 @@ class Decoder(ABC):
     num_lanes: int = 1  # as in Target
     num_best: int = 0  # top entries to find in each row of logits; a hint, see Target.set_top
 
+    @property
+    def num_prepared(self) -> int:
+        """As in ``Target``."""
+        return 0
+
     @abstractmethod
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         """Writes keys and values of all rows; returns the requested logits and the taps."""

@@ -199,6 +199,10 @@ class NativeTarget(SlotTarget):
     def set_top(self, k: int) -> None:
         self._decoder.num_best = k if k <= min(MAX_TOP_K, self.info.vocab_size) else 0
 
+    @property
+    def num_prepared(self) -> int:
+        return self._decoder.num_prepared
+
     def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
         return self._decoder.ready_sizes(num_segments)
 

@@ -157,12 +157,17 @@ class CudaDecoder(Decoder):
         self._has_window = bool(config.sliding_window)
         self._ready: dict[tuple[int, int], tuple[int, ...]] = {}  # of ``ready_sizes``, as long as no pass is added
         self._draws: dict[int, Draws] = {}  # by lane
+        self._num_captured = 0
         self._detours: Counter[Shape] = Counter()  # batches that ran in a larger shape, by the shape that they need
         self._stream = new_stream(device)  # for graph capture
         self._moves = new_moves()  # cache rows to move before the next pass
         self._touched: set[int] = set()  # their source and target slots
         self._latest: dict[int, CudaFlight] = {}  # by lane
         self.num_best = 0  # top entries per row of logits that passes return; 0: only the greedy choice
+
+    @property
+    def num_prepared(self) -> int:
+        return self._num_captured + self._searches.num_made
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         return self.launch(batch, tap_layers, 0).wait()
@@ -177,7 +182,8 @@ class CudaDecoder(Decoder):
         if shape not in self._passes:
             shape = self._detour(shape)
         captured = self._passes.get(shape)
-        was_ready = captured is not None and (captured.graph is not None or shape.num_rows > MAX_CAPTURED)
+        if captured is None or (captured.graph is None and shape.num_rows <= MAX_CAPTURED):
+            self._num_captured += 1
         with on_device(self._device):
             if captured is None:
                 self._move_now()  # a first run may fail, and moves must not be applied twice
@@ -192,7 +198,6 @@ class CudaDecoder(Decoder):
                 captured.run()
                 self._passes.move_to_end(shape)
             flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
-            flight.was_ready = was_ready
             try:
                 if batch.draws:
                     flight.drawn = self._draw(captured.work, batch, lane)

@@ -197,6 +197,7 @@ class KnownSearches(Generic[PassT]):
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self.num_made = 0
         self.launches: OrderedDict[tuple[Hashable, GraphKind], SearchLaunch[PassT]] = OrderedDict()
 
     def find(
@@ -205,6 +206,7 @@ class KnownSearches(Generic[PassT]):
         """The launch whose root pass has this shape."""
         key = shape, kind
         if key not in self.launches:
+            self.num_made += 1
             self.launches[key] = make(shape, kind)
             while len(self.launches) > self._most:
                 self.launches.popitem(last=False)
