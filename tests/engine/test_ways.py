@@ -78,6 +78,16 @@ def test_a_change_is_noticed() -> None:
     assert all(later[-FIRST_STAY // 2 :])
 
 
+def test_drafts_that_gained_only_at_first_are_left() -> None:
+    """Long before another way would be tried again: a clear trial is believed for long."""
+    batch = Requests()
+    assert all(batch.run(TRIAL[True], (2.0, 400), (1.0, 100)))
+    batch.run(TRIAL[False] + 2 * UNCOUNTED + 10, (2.0, 400), (1.0, 100))
+    later = batch.run(FIRST_STAY, (2.0, 180), (1.0, 100))
+    assert 0 < later.count(True) < FIRST_STAY // 2
+    assert not any(later[FIRST_STAY // 2 :])
+
+
 def test_few_requests_always_draft() -> None:
     assert all(Requests(MIN_REQUESTS - 1).run(1000, (9.0, 1), (1.0, 100)))
 

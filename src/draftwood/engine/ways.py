@@ -9,6 +9,9 @@ So batches measure it: tokens per second of each way. The quickest stays; the ot
 twice the time whenever they lose. Turns are only tried where they could gain: two halves take the target longer than
 one pass for all, however quick the host is.
 
+Drafts may gain much at the beginning of answers and little later, for all requests of a batch at once. So while they
+are made, their rate is compared with those that were measured: if another way was quicker, that one is tried again.
+
 Rates depend on the number of requests, so each power of two has its own. Batches of another size than before begin with
 the way of the nearest one.
 
@@ -28,6 +31,7 @@ HALVES = 1.5  # times as long as one pass for all: two for half of the requests,
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
 NO_GUESSES = 3  # passes of a trial with drafts after which it ends early, if none of their guesses was worth verifying
 CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
+FADED, MIN_FADED = 1.03, 24  # drafts are left if another way was so many times quicker than their last passes, so many
 MAX_TRIAL = 4  # times as many passes, if most of them cannot be counted
 UNCOUNTED = 2  # passes after a change, which still belong to the way before
 FIRST_STAY, MAX_STAY = 256, 8192  # passes until another way is tried again
@@ -195,10 +199,18 @@ class Choice:
             return
         for way in self._due:
             self._due[way] -= 1
-        due = [way for way, left in self._due.items() if left <= 0 and way != self.best and self._may_pay(way)]
+        due = [way for way, left in self._due.items() if way != self.best and (left <= 0 or self._was_quicker(way))]
+        due = [way for way in due if self._may_pay(way)]
         if due:
             self._answering[due[0]] = Rate()
             self._start_trial(due[0])
+
+    def _was_quicker(self, way: Way) -> bool:
+        """Whether it was quicker when it was measured than drafts are now."""
+        best = self.best
+        if best is None or not best.drafts or self._answering[best].passes < MIN_FADED:
+            return False
+        return self._answering[way].passes > 0.0 and self._seconds(best) > FADED * self._seconds(way)
 
     def _may_pay(self, way: Way) -> bool:
         """Whether it might be the quickest way: turns, if the host took no time at all."""
