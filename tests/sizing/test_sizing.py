@@ -175,11 +175,13 @@ def test_marginal_cost_counts_in_a_batch() -> None:
 
 
 def test_wanted_size_grows_if_all_nodes_paid() -> None:
+    steps = CostProfile((1, 4, 16, 64), (16,), ((1.0, 1.21, 1.47, 1.78),), stepped=True)
+    some = sizer(steps)
+    assert len(cut(some, DraftTree.chain(list(range(4)), "test"))) == 4
+    assert some.wanted == 3 * 4 + 4
     by = sizer(FREE)
     assert by.wanted == MIN_WANTED
-    for size in (4, 16, 20):
-        cut(by, DraftTree.chain(list(range(size)), "test"))
-        assert by.wanted == min(3 * size + 4, FREE.largest)
+    cut(by, DraftTree.chain(list(range(4)), "test"))
     assert by.wanted == FREE.largest == 64
     cut(by, DraftTree.root_only(0))  # nothing was offered: nothing new is known
     assert by.wanted == 64
@@ -195,6 +197,16 @@ def test_wanted_size_exceeds_used_size() -> None:
     assert len(cut(hopeless, DraftTree.chain(list(range(12)), "test"))) == 1
     assert hopeless.wanted == MIN_WANTED
     assert sizer(STEEP).wanted == STEEP.largest == 8
+
+
+def test_wanted_size_reaches_over_a_step() -> None:
+    """Five more nodes do not pay, for which the pass takes longer; as many as it then has room for might."""
+    sizes = (1, 8, 16, 24, 32, 64)
+    for step, wanted in ((0.12, 24), (0.3, 16)):
+        seconds = (1.0, 1.0, 1.0 + step, 1.0 + step, 5.0, 5.0)
+        some = sizer(CostProfile(sizes, (16,), (seconds,), stepped=True))
+        assert len(cut(some, DraftTree.chain(list(range(12)), "test", [0.6] * 8 + [0.01] * 4))) == 8
+        assert some.wanted == wanted
 
 
 def test_prompt_logits_are_read_if_large_passes_are_cheap() -> None:

@@ -14,6 +14,7 @@ before it was drawn, from how often the 1st, 2nd, ... node of such trees was acc
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,6 +32,7 @@ FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # priors: of the first bucket, and of each 
 DRAFT_DECAY = 0.9
 MAX_OUTLIER = 4.0  # times the mean: what a single slow draft counts at most
 MIN_WANTED = 8  # nodes that a drafter may always propose
+NEAR, SEEN = 1.2, 64  # more nodes may pay in cycles of up to so many times the time, at most so many in all
 MAX_POSITION_COST = 0.01  # of a further position in a large pass, over a pass of one: up to which prompt logits pay
 LOGITS_SHARE = 0.2  # of the time of a position: what its logits take
 PASSES_SAVED = 0.02  # for each token of an answer, by what drafters learn from prompt logits
@@ -170,16 +172,17 @@ class Sizer:
         """Counts one cycle."""
         note_outcomes([self.outcome(offered, verified, emitted)])
 
-    def _want(self, offered: int, kept: int) -> None:
-        """If all nodes paid, many more might; else ask for somewhat more than was used, so that trees can grow."""
+    def _want(self, offered: int, kept: int, near: int = 0) -> None:
+        """If all nodes paid, many more might; else ask for somewhat more than was used, so that trees can grow.
+        ``near``: nodes that a hardly longer cycle has room for."""
         if offered > 1:
             more = 2 * kept if kept == offered else kept // 2
-            self._wanted = min(max(MIN_WANTED, kept + more + 4), self._largest)
+            self._wanted = min(max(MIN_WANTED, kept + max(more + 4, near)), self._largest)
 
-    def _note_cut(self, offered: int, kept: int, expected: float, cost: float) -> None:
+    def _note_cut(self, offered: int, kept: int, near: int, expected: float, cost: float) -> None:
         """``cost``: of its guesses, in tokens of plain decoding."""
         self.expected, self._cost = expected, cost
-        self._want(offered, kept)
+        self._want(offered, kept, near)
 
     def note_pass(self, positions: int, context: int, seconds: float) -> None:
         """Learns from the time of a pass for this request alone."""
@@ -219,7 +222,7 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     _note_drafts(drafted)
     sizers, offers = [each.sizer for each in drafted], [each.offer for each in drafted]
     costs, sizes = sizers[0]._costs, [offer.tree.size for offer in offers]
-    seconds, host = costs.seconds(load.positions + sum(sizes), context, ready), costs.host
+    seconds, host = costs.seconds(load.positions + sum(sizes) + SEEN, context, ready), costs.host
     drafters = [sizer._drafter for sizer in sizers]
     drafting = sum([drafter.draft_seconds for drafter in drafters])
     learning = sum([drafter.learn_seconds for drafter in drafters])
@@ -239,12 +242,20 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
     is_cheap = drafting + learning < MIN_DRAFT_COST * plain
+    near = _count_near(seconds, roots + num_guesses, fixed) // len(trees)
     per_guess = (whole - plain) / max(num_guesses, 1)
     per_token = (plain + host.per_request * len(drafted)) / (load.tokens + len(drafted))  # of plain decoding
     for sizer, drafter, offered, size, tokens in zip(sizers, drafters, sizes, kept, expected, strict=True):
         around = 0.0 if is_cheap else drafter.draft_seconds + drafter.learn_seconds
-        sizer._note_cut(offered, size, tokens, (around + per_guess * (size - 1)) / per_token)
+        sizer._note_cut(offered, size, near, tokens, (around + per_guess * (size - 1)) / per_token)
     return trees
+
+
+def _count_near(seconds: array[float], positions: int, fixed: float) -> int:
+    """How many more positions a pass has room for if its cycle may take somewhat longer: passes have steps, so that a
+    few more nodes may not pay where many would."""
+    longest = NEAR * (seconds[positions - 1] + fixed) - fixed
+    return bisect(seconds, longest, positions) - positions
 
 
 def note_silence(silent: Sequence[Sizer], others: Sequence[Sizer]) -> None:
