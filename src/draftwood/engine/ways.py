@@ -28,6 +28,7 @@ from typing import NamedTuple
 MIN_REQUESTS = 4  # fewer: sizes and pauses of single requests are enough
 MIN_IN_TURNS = 8  # fewer share one pass, whose time hardly depends on their number
 HALVES = 1.5  # times as long as one pass for all: two for half of the requests, if nothing is known about that
+PROMISE = 1.1  # times the best rate: what turns must promise
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
 NO_GUESSES = 3  # passes of a trial with drafts after which it ends early, if none of their guesses was worth verifying
 CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
@@ -213,12 +214,13 @@ class Choice:
         return self._answering[way].passes > 0.0 and self._seconds(best) > FADED * self._seconds(way)
 
     def _may_pay(self, way: Way) -> bool:
-        """Whether it might be the quickest way: turns, if the host took no time at all."""
+        """Whether it might be the quickest way: turns, if they were clearly quicker with a host that takes no time.
+        Trying them takes long where passes of half the requests have to be prepared."""
         together = way._replace(turns=False)
         if not way.turns or together not in self._answering or self.best is None:
             return True
         rate = self._answering[together]
-        return rate.passes > 0.0 and rate.in_halves * self._answering[self.best].per_second < rate.tokens
+        return rate.passes > 0.0 and PROMISE * rate.in_halves * self._answering[self.best].per_second < rate.tokens
 
     def _start_trial(self, way: Way) -> None:
         self.is_trial = True
