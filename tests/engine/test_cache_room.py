@@ -250,6 +250,22 @@ def test_kept_sequences_give_way() -> None:
     assert outputs(engine, [submit(engine, PROMPTS[0])]) == [alone(PROMPTS[0])]
 
 
+def test_kept_sequences_give_way_to_other_engines() -> None:
+    """Engines on one target share its slots, also after some of them are gone."""
+    target = tiny_target(cache_tokens=420)
+    options = EngineOptions(budget=6, max_batch=1)
+    first, gone = (Engine(target, ByteTokenizer(), options) for _ in range(2))
+    for engine in (first, gone):
+        outputs(engine, [submit(engine, f"{id(engine)}{SYSTEM[:40]}", reuse=True)])
+    del engine, gone
+    second = Engine(target, ByteTokenizer(), options)
+    assert outputs(second, [submit(second, SYSTEM)]) == [alone(SYSTEM)]
+    assert outputs(first, [submit(first, SYSTEM, reuse=True)]) == [alone(SYSTEM)]
+    for engine in (first, second):
+        engine.clear()
+    assert target.can_open(420)
+
+
 def test_a_conversation_is_kept_once() -> None:
     """A longer sequence replaces its beginnings, of the same owner only."""
     target = tiny_target(cache_tokens=200)

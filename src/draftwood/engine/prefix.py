@@ -1,6 +1,8 @@
 """Finished sequences whose cache may be reused: prompts with the same beginning, and the next turn of a chat."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +25,13 @@ class KeptPrefix:
 class PrefixStore:
     """The latest finished sequences, kept until their slots are needed. The last used ones are kept longest."""
 
+    # Of all engines on a target. It may outlive some of them, and then still holds their sequences.
+    _all: ClassVar[WeakKeyDictionary[Target, list[list[KeptPrefix]]]] = WeakKeyDictionary()
+
     def __init__(self, target: Target) -> None:
         self._target = target
         self._kept: list[KeptPrefix] = []  # last used ones last
+        self._all.setdefault(target, []).append(self._kept)
 
     def put(self, tokens: Tokens, sequence: int, owner: str = "") -> None:
         """Keep a sequence; drop those that it begins with."""
@@ -36,7 +42,7 @@ class PrefixStore:
         while (
             len(self._kept) > 1 and sum(len(kept.tokens) for kept in self._kept) > self._target.num_slots // MAX_SHARE
         ):
-            self.drop_oldest()
+            self._drop(self._kept[0])
 
     def find(self, prompt: Tokens, owner: str) -> tuple[KeptPrefix | None, int]:
         """The kept sequence with the longest beginning of the prompt, and how long that is.
@@ -72,14 +78,16 @@ class PrefixStore:
         return True
 
     def drop_oldest(self) -> bool:
-        if self._kept:
-            self._drop(self._kept[0])
-            return True
-        return False
+        """Of its own, then of other engines on the target. False: there is none left."""
+        kept = next((kept for kept in (self._kept, *self._all[self._target]) if kept), None)
+        if kept is None:
+            return False
+        self._target.close(kept.pop(0).sequence)
+        return True
 
     def clear(self) -> None:
-        while self.drop_oldest():
-            pass
+        while self._kept:
+            self._drop(self._kept[0])
 
     def _drop(self, kept: KeptPrefix) -> None:
         self._kept.remove(kept)
