@@ -89,7 +89,7 @@ class LLM:
         max_batch: int = 8,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Self:
-        """Wraps a target that is loaded already."""
+        """Wraps a target that is loaded already. Several may use one target, but not at the same time."""
         llm = cls.__new__(cls)
         options = EngineOptions(budget=budget, max_batch=max_batch, prefill_chunk=prefill_chunk)
         llm._setup(Loaded(target, codec), drafter, drafter_options, memory, options)

@@ -21,8 +21,9 @@ from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.sam import SuffixDrafter
 from draftwood.drafters.sps import SmallModelDrafter
 from draftwood.drafters.stand import StandDrafter
-from draftwood.engine import Engine, GenerationRequest
-from draftwood.engine.ways import TOGETHER, Way, Ways
+from draftwood.engine import Engine, GenerationRequest, drafting
+from draftwood.engine.session import Session
+from draftwood.engine.ways import TOGETHER, Batch, Measured, Way, Ways
 from draftwood.sizing.sizer import Sizer
 from draftwood.targets.base import Target
 from draftwood.targets.tiny import tiny_target
@@ -69,7 +70,11 @@ class Calls:
 
 
 def run(
-    name: str, num_tokens: int = 40, target: Target | None = None, params: SamplingParams | None = None
+    name: str,
+    num_tokens: int = 40,
+    target: Target | None = None,
+    params: SamplingParams | None = None,
+    budgets: Sequence[int | None] = (None,) * len(PROMPTS),
 ) -> list[list[int]]:
     target = target or tiny_target()
     engine = Engine(target, ByteTokenizer(), EngineOptions(budget="auto", max_batch=len(PROMPTS)))
@@ -77,10 +82,9 @@ def run(
     factory = make_factory(name, options, target, codec=ByteTokenizer())
     params = params or SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     ids = []
-    for prompt in PROMPTS:
-        ids += engine.submit(
-            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=params, drafter=factory)
-        )
+    for prompt, budget in zip(PROMPTS, budgets, strict=True):
+        token_ids = tuple(ByteTokenizer().encode(prompt))
+        ids += engine.submit(GenerationRequest(prompt_ids=token_ids, params=params, drafter=factory, budget=budget))
     tokens: dict[int, list[int]] = {request: [] for request in ids}
     for event in engine.events(ids):
         tokens[event.request_id] += event.token_ids
@@ -199,3 +203,29 @@ class TestLeaving:
         run("goose")
         assert any(counted)
         assert not counted[-1]
+
+    @pytest.mark.parametrize("num_fixed", [0, 3])
+    def test_only_the_time_of_those_who_wait_does_not_count(
+        self, calls: list[tuple[str, int]], num_fixed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Requests with budgets of their own draft in any case, which takes time in any case."""
+        cycles, draft_one = itertools.count(), drafting._draft_one
+        measured = dict[bool, list[Measured]]()
+
+        def drafted(session: Session) -> None:
+            draft_one(session)
+            session.draft_seconds = 1000.0 if session.may_rest else 1.0
+
+        def noted(_: Ways, __: Batch, way: Way, passed: Measured, *, counts: bool) -> None:
+            measured.setdefault(way.drafts, []).append(passed)
+
+        monkeypatch.setattr(drafting, "_draft_one", drafted)
+        monkeypatch.setattr(Ways, "of", lambda *_: Way(next(cycles) not in range(6, 12), turns=False))
+        monkeypatch.setattr(Ways, "is_trial", lambda *_: True)
+        monkeypatch.setattr(Ways, "note", noted)
+        num_free = len(PROMPTS) - num_fixed
+        run("goose", budgets=[6] * num_fixed + [None] * num_free)
+        assert {each.waiting for each in measured[True]} == {0.0}
+        assert any(each.has_guesses for each in measured[True])
+        assert any(each.has_guesses for each in measured[False]) == (num_fixed > 0)
+        assert all(1000 * num_free <= each.waiting < 1000 * num_free + 1 for each in measured[False])

@@ -187,6 +187,16 @@ def test_wanted_size_grows_if_all_nodes_paid() -> None:
     assert by.wanted == 64
 
 
+def test_wanted_size_stays_if_the_drafter_has_no_more() -> None:
+    """One guess says nothing about the copy that may begin after it."""
+    steps = CostProfile((1, 4, 16, 64), (16,), ((1.0, 1.21, 1.47, 3.0),), stepped=True)
+    some = sizer(steps)
+    assert len(cut(some, DraftTree.chain(list(range(16)), "test"))) == 16
+    wanted = some.wanted
+    assert len(cut(some, DraftTree.chain([0, 1], "test"))) == 2
+    assert some.wanted == wanted
+
+
 def test_wanted_size_exceeds_used_size() -> None:
     cheap = CostProfile((1, 4, 64), (16,), ((1.0, 1.2, 20.0),))  # flat to 4, then steep
     some = sizer(cheap)

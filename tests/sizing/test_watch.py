@@ -88,6 +88,24 @@ def test_requests_take_over_balance_and_pause() -> None:
     assert not other.is_pausing
 
 
+def test_a_pause_that_is_ignored_does_not_grow() -> None:
+    """A batch that tries whether drafts pay lets all requests draft. Losses then start no further pauses."""
+    record, paused = WatchRecord(), list[int]()
+    watches = [Watch(record) for _ in range(8)]
+    for _ in range(24):
+        for watch in watches:
+            watch.note(0, 1.0)
+            paused.append(watch.pause_left)
+    assert max(paused) < MAX_PAUSE
+    assert record.pause < MAX_PAUSE
+    for _ in range(4):
+        watches[0].note(3, 1.0)
+    assert not watches[0].is_pausing
+    later = Watch(record)
+    later.begin(pausing=True)
+    assert not later.is_pausing
+
+
 # -- in the engine ---------------------------------------------------------------------------------------------------
 
 

@@ -277,7 +277,7 @@ class BlendDrafter(TransitionDrafter):
 
     def _leave_head(self) -> None:
         """Goes on with the other sources."""
-        self._head, self.wants_taps, self.runs_model = None, (), False
+        self._head, self.wants_taps, self.runs_model, self.was_ready = None, (), False, True
         self.learns_in_batch = self._learns_in_c
         for source in self.sources:
             if isinstance(source, DraftedHints):

@@ -1,6 +1,7 @@
 """The drafts of a cycle: one request after another, or all at once where a drafter works for a batch."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from draftwood.engine.session import Session
@@ -14,9 +15,10 @@ def draft(
 
     Returns the sessions that have one: not those that are still reading their prompt. ``drafts``: False lets all
     drafters rest that may. Those that cannot come back leave; if it is only a trial, they go on reading and propose
-    nothing. ``is_watched``: the batch as a whole tries whether drafts pay. Then a request whose draft model runs for
-    others too does not pause by itself, which would save nothing.
+    nothing. ``is_watched``: the batch as a whole tries whether drafts pay. Then a request whose head runs for others
+    too does not pause by itself, which would save nothing.
     """
+    sharing = Counter([session.draft_group for session in sessions if session.draft_group is not None])
     drafting = list[Session]()
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in sessions:
@@ -40,16 +42,17 @@ def draft(
             continue
         if (session.is_resting or session.num_skipped or not session.has_begun) and not session.wake():
             continue
-        pauses = not (is_watched and drafter.can_leave and session.draft_group is not None)
+        group = session.draft_group
+        pauses = not (is_watched and drafter.can_leave and group is not None and sharing[group] > 1)
         session.num_wanted = 1 if waits else _count_wanted(session, pauses=pauses)
         if sizer is not None and drafter.is_calibrated:
             drafter.min_chance = sizer.min_chance
-        if session.draft_group is None:
+        if group is None:
             _draft_one(session)
         else:
-            groups.setdefault(session.draft_group, []).append(session)
-    for group in groups.values():
-        _draft_group(group)
+            groups.setdefault(group, []).append(session)
+    for together in groups.values():
+        _draft_group(together)
     return [session for session in drafting if session.error is None]
 
 

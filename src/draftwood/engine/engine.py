@@ -232,10 +232,8 @@ class Engine:
         counts = not (have_left and way.drafts)
         positions = sum(finished.spent.sizes)
         # Drafters that cannot come back go on reading while the batch tries to do without them.
-        waiting = 0.0
-        if not way.drafts:
-            learning = [session.learn_seconds for session in run.sessions if not session.is_resting]
-            waiting = sum(finished.spent.drafting) + sum(learning)
+        out = [] if way.drafts else [each for each in run.sessions if each.may_rest and not each.is_resting]
+        waiting = sum([session.draft_seconds + session.learn_seconds for session in out])
         in_halves = 0.0  # only of interest where it decides whether to try turns
         if batch.may_turn and not (way.turns or finished.num_read):
             halves = HALVES if self._costs is None else self._costs.compare_halves(positions)

@@ -32,7 +32,7 @@ PROMISE = 1.1  # times the best rate: what turns must promise
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
 NO_GUESSES = 3  # passes of a trial with drafts after which it ends early, if none of their guesses was worth verifying
 CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
-FADED, MIN_FADED = 1.03, 24  # drafts are left if another way was so many times quicker than their last passes, so many
+FADED, MIN_FADED = 1.03, 24  # another way is tried again if it was so many times quicker than the last drafts, so many
 MAX_TRIAL = 4  # times as many passes, if most of them cannot be counted
 UNCOUNTED = 2  # passes after a change, which still belong to the way before
 FIRST_STAY, MAX_STAY = 256, 8192  # passes until another way is tried again
@@ -134,12 +134,12 @@ class Choice:
         if self._uncounted:
             self._uncounted -= 1
             return
-        rate = self._answering[self.way]
+        rate, seconds = self._answering[self.way], max(seconds - waiting, 0.0)
         if num_read:
             if rate.passes:
                 self._reading[self.way].add(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
             return
-        rate.note(tokens, max(seconds - waiting, 0.0), in_halves)
+        rate.note(tokens, seconds, in_halves)
         if self.is_trial:
             self._left -= 1
             self._num_without += not has_guesses

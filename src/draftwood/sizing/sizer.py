@@ -177,7 +177,8 @@ class Sizer:
         ``near``: nodes that a hardly longer cycle has room for."""
         if offered > 1:
             more = 2 * kept if kept == offered else kept // 2
-            self._wanted = min(max(MIN_WANTED, kept + max(more + 4, near)), self._largest)
+            least = self._wanted if kept == offered else MIN_WANTED  # the drafter may have had no more
+            self._wanted = min(max(least, kept + max(more + 4, near)), self._largest)
 
     def _note_cut(self, offered: int, kept: int, near: int, expected: float, cost: float) -> None:
         """``cost``: of its guesses, in tokens of plain decoding."""
@@ -255,7 +256,7 @@ def _count_near(seconds: array[float], positions: int, fixed: float) -> int:
     """How many more positions a pass has room for if its cycle may take somewhat longer: passes have steps, so that a
     few more nodes may not pay where many would."""
     longest = NEAR * (seconds[positions - 1] + fixed) - fixed
-    return bisect(seconds, longest, positions) - positions
+    return bisect(seconds, longest, positions, min(positions + SEEN, len(seconds))) - positions
 
 
 def note_silence(silent: Sequence[Sizer], others: Sequence[Sizer]) -> None:

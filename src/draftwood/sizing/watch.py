@@ -10,6 +10,9 @@ before their estimates are good.
 Drafts that cost much, those of a draft model, also gain much, in some cycles and nothing in others. A request may lose
 more with them before it pauses, and its pauses are longer.
 
+Requests of a batch that tries as a whole whether drafts pay draft on while they would pause. Only what they gain then
+changes their pauses.
+
 A new request takes over the balance and the pause of the last one, so that short requests also reach their ends.
 """
 
@@ -59,9 +62,10 @@ class Watch:
         self._balance = min(self._balance + num_gained - cost, MAX_GAIN * scale)
         if self._balance <= -MAX_LOSS * scale:
             self._balance = 0.0
-            longest = round(MAX_PAUSE * scale)
-            self.pause_left = record.pause_left = min(round(self._next_pause * scale * scale), longest)
-            self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
+            if not self.pause_left:
+                longest = round(MAX_PAUSE * scale)
+                self.pause_left = record.pause_left = min(round(self._next_pause * scale * scale), longest)
+                self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
         elif self._balance > MIN_GAIN * scale or not cost:
-            self._next_pause, record.pause_left = 1, 0
+            self._next_pause, self.pause_left, record.pause_left = 1, 0, 0
         record.balance, record.pause = self._balance, self._next_pause

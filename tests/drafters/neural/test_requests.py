@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from draftwood import SamplingParams
-from draftwood.engine import drafting
+from draftwood.drafters import make_factory
+from draftwood.engine import GenerationRequest, drafting
 from draftwood.engine.session import Session
 from draftwood.engine.ways import Ways
 from draftwood.growth.neural import Times
@@ -113,9 +114,11 @@ def test_the_time_of_prepared_passes_counts_nowhere(drafter: str, monkeypatch: p
     assert len(rests) > 5
 
 
-@pytest.mark.parametrize("size", [2, 8])
-def test_requests_of_a_batch_that_tries_without_drafts_do_not_pause(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their draft model would run for the others all the same."""
+@pytest.mark.parametrize(("size", "num_heads"), [(2, 2), (8, 8), (8, 1)])
+def test_heads_of_a_batch_that_tries_without_drafts_do_not_pause(
+    size: int, num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would run for the others all the same, if there are others."""
     wanted, draft_group = list[int](), drafting._draft_group
 
     def noted(sessions: Sequence[Session]) -> None:
@@ -125,8 +128,14 @@ def test_requests_of_a_batch_that_tries_without_drafts_do_not_pause(size: int, m
     monkeypatch.setattr(drafting, "_draft_group", noted)
     monkeypatch.setattr(Sizer, "wanted", property(lambda _: 1))  # all of them would pause
     llm = neural_llm("eagle3", target_on(), budget="auto", max_batch=size)
-    same_as_plain(llm, [[7 + place] for place in range(size)], SamplingParams(max_tokens=12, ignore_eos=True))
-    assert (max(wanted) > 1) == (size == 8)
+    factories = [llm._default] * num_heads + [make_factory("goose", {}, llm.engine.target)] * (size - num_heads)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    requests = [
+        llm.engine.submit(GenerationRequest(prompt_ids=(7 + place,), params=params, drafter=factory))[0]
+        for place, factory in enumerate(factories)
+    ]
+    list(llm.engine.events(requests))
+    assert (max(wanted) > 1) == (num_heads == 8)
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])
