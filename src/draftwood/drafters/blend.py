@@ -315,6 +315,7 @@ class BlendDrafter(TransitionDrafter):
         super().skip(token_ids)
         if self._head is not None:
             self._head.skip(token_ids)
+            self._head.num_text += len(token_ids)
             self._proposed = 0.0
         self._read(token_ids)
 

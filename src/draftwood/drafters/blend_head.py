@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from draftwood.drafters.base import PromptRows, VerifiedTree
+from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.heads import HeadDrafter
 from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, SharedDraftModel
 from draftwood.drafters.sps import SmallModelDrafter
@@ -15,6 +15,7 @@ from draftwood.growth import (
     Blend,
     BlendedTree,
     BlendLimits,
+    CycleShape,
     DraftRecords,
     ExpandingBlend,
     SearchedBlend,
@@ -42,6 +43,10 @@ class Expander(NeuralDrafter):
         self._trust = Trust(records.trust)
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._without: BlendedTree | None = None  # instead of it
+
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
+        self.num_text = len(request.prompt_ids)  # tokens that the target has
 
     def aim(self, tail: Sequence[int], limits: BlendLimits, num_requests: int) -> None:
         """Before each proposal: the end of the text, the limits of the tree, and how many requests the batch has."""
@@ -98,11 +103,13 @@ class Expander(NeuralDrafter):
 
     def note_cycle(self, seconds: float, num_kept: int, emitted: Sequence[int]) -> None:
         """The last tree was cut to ``num_kept`` nodes, and verified ``seconds`` after it was ready."""
-        growth = self._growth
+        growth, context = self._growth, self.num_text
+        self.num_text += len(emitted)
         if self._search is not None and isinstance(growth, SearchedBlend):
             self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
         elif isinstance(growth, ExpandingBlend):
-            self._records.passes.note_cycle(seconds, self._num_requests)
+            shape = CycleShape(num_kept, context, growth.has_passes)
+            self._records.passes.note_cycle(seconds, self._num_requests, shape)
             growth.note(num_kept, emitted)
             if self._is_timed:
                 self._records.passes.note_kept(growth.values, num_kept)

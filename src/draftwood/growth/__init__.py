@@ -2,7 +2,7 @@
 
 from draftwood.growth.blend import Blend, BlendLimits, Outcome, PythonBlend, new_blend
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
-from draftwood.growth.expanding import ExpandingBlend, PassRecord
+from draftwood.growth.expanding import CycleShape, ExpandingBlend, PassRecord
 from draftwood.growth.prefix_tree import grow_frequency_tree
 from draftwood.growth.priors import (
     NO_PRIORS,

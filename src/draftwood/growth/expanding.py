@@ -11,13 +11,17 @@ Where trees are cut to the nodes that pay, only these count: a node's gain is it
 are cut off, since it takes as long to verify as one of them.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural import Frontier
-from draftwood.growth.readings import MeanTime
+from draftwood.growth.readings import MAX_LONGER, MeanTime
 from draftwood.growth.trust import Trust
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
@@ -30,13 +34,58 @@ FIRST_SHARE = 0.5  # prior: gained tokens over the chance that a path ends, so f
 MAX_SHARE, MIN_CHANCES = 2.0, 0.01
 SMOOTHING = 0.1
 RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so that it is tried again
-# Of the rest of a cycle that a pass may take in the default. It leaves less of the target in the caches, so that the
-# target's next pass takes longer too, by about as much: where both run from the caches, small targets gain nothing.
-MAX_PART = 0.15
-ENOUGH_PASSES = 16  # measured until a draft model is left out
-LOOK_AGAIN = 32  # of so many requests one has it nevertheless, so that its passes are measured again
+# Of the rest of a cycle that the first pass may take in the default, with what it leaves behind. Where both models run
+# from the caches, that is about as much again, and small targets gain nothing.
+MAX_PART = 0.25
+ENOUGH_PASSES = 24  # measured until a draft model is left out
+MAX_AFTERMATH = 2.0  # times the first pass
+CYCLE_DECAY, COMPUTE_EVERY = 0.998, 8  # cycles; more than causes
+PER_CONTEXT = 1000.0  # tokens
+DOUBT = (1e-6, 1e-6, 1e-6, 1e-6, 2.0)  # cycles without any effect, by cause
+SLOWLY = 0.02  # how these follow: a verdict holds for many requests, and cycles differ by task
+LOOK_AGAIN = 16  # of so many requests one has it nevertheless, so that its passes are measured again
 
 Path = tuple[int, ...]  # tokens below the root
+
+
+class CycleShape(NamedTuple):
+    """What the time of the rest of a cycle follows from."""
+
+    positions: int  # that were verified
+    context: int  # tokens before them
+    has_passes: bool  # of the draft model
+
+
+class Aftermath:
+    """How much longer the rest of a cycle takes after draft passes, which leave less of the target in the caches: by
+    least squares over recent cycles, beside what positions and the context cost. As far as that is certain: the
+    standard error is taken off."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._products = np.zeros((5, 5))  # of causes with each other
+        self._sums = np.zeros(5)  # of causes times seconds
+        self._squares = self._weight = 0.0  # of seconds; of all cycles
+        self._num_new = 0  # cycles since it was computed
+
+    def note(self, shape: CycleShape, seconds: float) -> None:
+        positions, context, has_passes = shape
+        longer = context / PER_CONTEXT
+        causes = np.array([1.0, positions, longer, positions * longer, has_passes])
+        self._products = CYCLE_DECAY * self._products + np.outer(causes, causes)
+        self._sums = CYCLE_DECAY * self._sums + seconds * causes
+        self._squares = CYCLE_DECAY * self._squares + seconds * seconds
+        self._weight = CYCLE_DECAY * self._weight + 1.0
+        self._num_new += 1
+        if self._num_new == COMPUTE_EVERY:
+            self.seconds, self._num_new = self._estimate(), 0
+
+    def _estimate(self) -> float:
+        inverse = np.linalg.inv(self._products + np.diag(DOUBT))
+        effects = inverse @ self._sums
+        rest = self._squares - 2.0 * effects @ self._sums + effects @ self._products @ effects
+        variance = max(float(rest), 0.0) / (self._weight - len(effects))
+        return max(float(effects[-1] - math.sqrt(variance * inverse[-1, -1])), 0.0)
 
 
 class PassRecord:
@@ -46,7 +95,8 @@ class PassRecord:
         self._shares = [FIRST_SHARE] * MAX_PASSES
         self._seconds = [MeanTime() for _ in range(MAX_PASSES)]
         self._cycle = MeanTime()  # the rest of a cycle
-        self._first_alone, self._cycle_alone = MeanTime(), MeanTime()  # of single requests
+        self._first_alone, self._cycle_alone = MeanTime(SLOWLY), MeanTime(SLOWLY)  # of single requests
+        self._aftermath = Aftermath()
         self._was_too_slow = False  # by the last measurement
         self._num_without = 0  # requests
         self.floor = 0.0  # chance of nodes that are not worth their place, about
@@ -60,10 +110,13 @@ class PassRecord:
             self._first_alone.note(seconds)
         self.num_passes += 1
 
-    def note_cycle(self, seconds: float, num_requests: int = 1) -> None:
+    def note_cycle(self, seconds: float, num_requests: int = 1, shape: CycleShape | None = None) -> None:
+        """The rest of a cycle, after its draft passes."""
         self._cycle.note(seconds, 1.0 / num_requests)
         if num_requests == 1:
             self._cycle_alone.note(seconds)
+            if shape is not None:
+                self._aftermath.note(shape, min(seconds, MAX_LONGER * self._cycle_alone.seconds))
         self.num_cycles += 1
 
     def note_kept(self, values: Sequence[float], num_kept: int) -> None:
@@ -75,7 +128,13 @@ class PassRecord:
     def is_too_slow(self) -> bool:
         """Whether requests do better without the draft model, whose passes take too long here: they were measured with
         single requests."""
-        return self._is_measured and self._first_alone.seconds > MAX_PART * self._cycle_alone.seconds
+        taken = self._first_alone.seconds + self._left_behind
+        return self._is_measured and taken > MAX_PART * self._cycle_alone.seconds
+
+    @property
+    def _left_behind(self) -> float:
+        """Seconds that passes make the rest of their cycle longer: hardly more than the first one takes."""
+        return min(self._aftermath.seconds, MAX_AFTERMATH * self._first_alone.seconds)
 
     @property
     def _is_measured(self) -> bool:
@@ -90,7 +149,7 @@ class PassRecord:
             return False
         self._num_without = (self._num_without + 1) % LOOK_AGAIN
         if self._num_without == 0:
-            self._first_alone, self._cycle_alone = MeanTime(), MeanTime()
+            self._first_alone, self._cycle_alone = MeanTime(SLOWLY), MeanTime(SLOWLY)
         return self._num_without > 0
 
     def is_worth(
@@ -104,7 +163,8 @@ class PassRecord:
         gain = self._shares[number] * chances
         needed = MIN_GAIN
         if is_timed and self._cycle.weight:
-            needed = max(needed, expected * self._seconds[number].seconds / (self._cycle.seconds + spent))
+            taken = self._seconds[number].seconds + (0.0 if number else self._left_behind)
+            needed = max(needed, expected * taken / (self._cycle.seconds + spent))
         if trust * gain >= needed:
             return True
         if gain < needed:  # whatever the request thinks of it
@@ -180,6 +240,11 @@ class ExpandingBlend:
         if added:
             right = sum(tuple(emitted[:length]) in added for length in range(1, len(emitted)))
             self._trust.note(sum(added.values()), right)
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether the draft model ran for it."""
+        return self._num_passes > 0
 
     def take(self, found: Found) -> None:
         """Only growths with a ``search`` are given what one found."""

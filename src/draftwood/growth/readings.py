@@ -13,7 +13,9 @@ def follow_time(known: float, seconds: float) -> float:
 class MeanTime:
     """The mean of times that differ by themselves, as they depend on what is done: the last ones count most."""
 
-    def __init__(self) -> None:
+    def __init__(self, following: float = FOLLOWING) -> None:
+        """``following``: how quickly."""
+        self._following = following
         self.seconds = 0.0
         self.weight = 0.0  # of all readings
 
@@ -21,4 +23,4 @@ class MeanTime:
         """``share``: of a reading that several requests note."""
         longest = MAX_LONGER * self.seconds if self.weight else seconds
         self.weight += share
-        self.seconds += max(share / self.weight, FOLLOWING * share) * (min(seconds, longest) - self.seconds)
+        self.seconds += max(share / self.weight, self._following * share) * (min(seconds, longest) - self.seconds)
