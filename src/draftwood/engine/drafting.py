@@ -18,7 +18,7 @@ def draft(
     nothing. ``is_watched``: the batch as a whole tries whether drafts pay. Then a request whose head runs for others
     too does not pause by itself, which would save nothing.
     """
-    sharing = Counter([session.draft_group for session in sessions if session.draft_group is not None])
+    sharing = Counter([session.draft_group for session in sessions if _drafts_with_others(session)])
     drafting = list[Session]()
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in sessions:
@@ -54,6 +54,11 @@ def draft(
     for together in groups.values():
         _draft_group(together)
     return [session for session in drafting if session.error is None]
+
+
+def _drafts_with_others(session: Session) -> bool:
+    is_out = session.has_left or session.is_prefilling or session.error is not None
+    return session.draft_group is not None and not is_out
 
 
 def _count_wanted(session: Session, *, pauses: bool) -> int:

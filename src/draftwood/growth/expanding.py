@@ -40,6 +40,7 @@ MAX_PART = 0.25
 ENOUGH_PASSES = 24  # measured until a draft model is left out
 MAX_AFTERMATH = 2.0  # times the first pass
 CYCLE_DECAY, COMPUTE_EVERY = 0.998, 8  # cycles; more than causes
+FADED = 0.25  # weight of cycles before those that are looked at again
 PER_CONTEXT = 1000.0  # tokens
 DOUBT = (1e-6, 1e-6, 1e-6, 1e-6, 2.0)  # cycles without any effect, by cause
 SLOWLY = 0.02  # how these follow: a verdict holds for many requests, and cycles differ by task
@@ -80,6 +81,12 @@ class Aftermath:
         if self._num_new == COMPUTE_EVERY:
             self.seconds, self._num_new = self._estimate(), 0
 
+    def fade(self) -> None:
+        """The cycles so far were long ago."""
+        self._products *= FADED
+        self._sums *= FADED
+        self._squares, self._weight = FADED * self._squares, FADED * self._weight
+
     def _estimate(self) -> float:
         inverse = np.linalg.inv(self._products + np.diag(DOUBT))
         effects = inverse @ self._sums
@@ -112,11 +119,11 @@ class PassRecord:
 
     def note_cycle(self, seconds: float, num_requests: int = 1, shape: CycleShape | None = None) -> None:
         """The rest of a cycle, after its draft passes."""
-        self._cycle.note(seconds, 1.0 / num_requests)
         if num_requests == 1:
             self._cycle_alone.note(seconds)
-            if shape is not None:
-                self._aftermath.note(shape, min(seconds, MAX_LONGER * self._cycle_alone.seconds))
+            if shape is not None and self._cycle.weight:  # the very first one reads the weights
+                self._aftermath.note(shape, min(seconds, MAX_LONGER * self._cycle.seconds))
+        self._cycle.note(seconds, 1.0 / num_requests)
         self.num_cycles += 1
 
     def note_kept(self, values: Sequence[float], num_kept: int) -> None:
@@ -133,7 +140,7 @@ class PassRecord:
 
     @property
     def _left_behind(self) -> float:
-        """Seconds that passes make the rest of their cycle longer: hardly more than the first one takes."""
+        """Seconds that passes make the rest of their cycle longer."""
         return min(self._aftermath.seconds, MAX_AFTERMATH * self._first_alone.seconds)
 
     @property
@@ -148,8 +155,9 @@ class PassRecord:
         if not self._was_too_slow:
             return False
         self._num_without = (self._num_without + 1) % LOOK_AGAIN
-        if self._num_without == 0:
+        if self._num_without == 0 and self._is_measured:
             self._first_alone, self._cycle_alone = MeanTime(SLOWLY), MeanTime(SLOWLY)
+            self._aftermath.fade()
         return self._num_without > 0
 
     def is_worth(

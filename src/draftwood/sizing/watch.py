@@ -10,8 +10,8 @@ before their estimates are good.
 Drafts that cost much, those of a draft model, also gain much, in some cycles and nothing in others. A request may lose
 more with them before it pauses, and its pauses are longer.
 
-Requests of a batch that tries as a whole whether drafts pay draft on while they would pause. Only what they gain then
-changes their pauses.
+Requests of a batch that tries as a whole whether drafts pay draft on while they would pause. As long as a pause would
+last, losses change nothing, and gains end it.
 
 A new request takes over the balance and the pause of the last one, so that short requests also reach their ends.
 """
