@@ -12,7 +12,7 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import blend_head
 from draftwood.drafters.blend import TABLES
 from draftwood.growth import CycleShape
-from draftwood.growth.expanding import ENOUGH_PASSES, FIRST_SHARE, LOOK_AGAIN, PassRecord
+from draftwood.growth.expanding import ENOUGH_PASSES, FIRST_SHARE, LOOK_AGAIN, Aftermath, PassRecord
 from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.neural import (
@@ -134,6 +134,19 @@ def test_what_passes_leave_behind_counts(left_behind: float) -> None:
     assert max(errors) < 0.0004
     assert record.is_too_slow == (left_behind > 0.0)
     assert passes_made(record, is_timed=True, chances=0.7) == (left_behind == 0.0)
+
+
+def test_what_passes_leave_behind_is_known_from_any_cycles() -> None:
+    """Cycles that are alike, and few new ones after old ones, whatever their number."""
+    rng = random.Random(2)
+    for _ in range(60):
+        aftermath, alike = Aftermath(), CycleShape(rng.randint(1, 3), rng.choice((0, 500, 100_000)), rng.random() < 0.5)
+        for _ in range(rng.randint(1, 120)):
+            if rng.random() < 0.1:
+                aftermath.fade()
+            shape = alike if rng.random() < 0.9 else alike._replace(has_passes=not alike.has_passes)
+            aftermath.note(shape, 0.01 * rng.uniform(0.9, 1.1))
+            assert 0.0 <= aftermath.seconds < 0.003
 
 
 @pytest.mark.usefixtures("shipped")

@@ -1,7 +1,6 @@
 """The drafts of a cycle: one request after another, or all at once where a drafter works for a batch."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from draftwood.engine.session import Session
@@ -18,7 +17,6 @@ def draft(
     nothing. ``is_watched``: the batch as a whole tries whether drafts pay. Then a request whose head runs for others
     too does not pause by itself, which would save nothing.
     """
-    sharing = Counter([session.draft_group for session in sessions if _drafts_with_others(session)])
     drafting = list[Session]()
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in sessions:
@@ -42,26 +40,22 @@ def draft(
             continue
         if (session.is_resting or session.num_skipped or not session.has_begun) and not session.wake():
             continue
-        group = session.draft_group
-        pauses = not (is_watched and drafter.can_leave and group is not None and sharing[group] > 1)
-        session.num_wanted = 1 if waits else _count_wanted(session, pauses=pauses)
+        session.num_wanted = 1 if waits else _count_wanted(session)
         if sizer is not None and drafter.is_calibrated:
             drafter.min_chance = sizer.min_chance
-        if group is None:
+        if session.draft_group is None:
             _draft_one(session)
         else:
-            groups.setdefault(group, []).append(session)
-    for together in groups.values():
-        _draft_group(together)
+            groups.setdefault(session.draft_group, []).append(session)
+    for group in groups.values():
+        if drafts and is_watched and len(group) > 1 and group[0].drafter.can_leave:
+            for session in group:
+                session.num_wanted = _count_wanted(session, pauses=False)
+        _draft_group(group)
     return [session for session in drafting if session.error is None]
 
 
-def _drafts_with_others(session: Session) -> bool:
-    is_out = session.has_left or session.is_prefilling or session.error is not None
-    return session.draft_group is not None and not is_out
-
-
-def _count_wanted(session: Session, *, pauses: bool) -> int:
+def _count_wanted(session: Session, *, pauses: bool = True) -> int:
     """How many nodes the drafter may propose. Before the last token guesses are of no use."""
     budget, sizer = session.budget, session.sizer
     if budget == 1 or session.num_left <= 1:

@@ -82,7 +82,8 @@ class Aftermath:
             self.seconds, self._num_new = self._estimate(), 0
 
     def fade(self) -> None:
-        """The cycles so far were long ago."""
+        """The cycles so far were long ago. They weigh little, so the next estimate waits for new ones."""
+        self._num_new = 0
         self._products *= FADED
         self._sums *= FADED
         self._squares, self._weight = FADED * self._squares, FADED * self._weight
