@@ -34,7 +34,8 @@ from draftwood import SamplingParams
 from draftwood.bench.records.machine import describe_machine, list_versions
 from draftwood.drafters import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.heads import Eagle3Drafter
-from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, NeuralOptions
+from draftwood.drafters.neural import NeuralDrafter
+from draftwood.drafters.neural_options import MAX_NODES, NeuralOptions
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.heads import Eagle3Head, build_head, default_head_config
 from draftwood.sources.neural.base import DraftSegment

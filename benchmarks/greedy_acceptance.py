@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from draftwood.cli.console.terminal import Screen
-from draftwood.drafters.neural import sharpen_probs
+from draftwood.drafters.neural_options import sharpen_probs
 from draftwood.errors import OptionError
 from draftwood.train.base import Batch
 from draftwood.train.config import load_config

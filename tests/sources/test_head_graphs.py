@@ -203,7 +203,7 @@ def test_many_requests(sequences: int) -> None:
 
 @runs_kernels
 def test_too_large_passes_use_the_module() -> None:
-    size = 300
+    size = feature_decoder.ROWS[-1] + 44
     taps = torch.randn(size, 3 * MODEL.hidden_size, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     answers = []
     for kind in (EagleModel, GraphedEagleModel):

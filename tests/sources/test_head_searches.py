@@ -13,8 +13,11 @@ from draftwood.growth.neural import GrowthOptions, make_growth
 from draftwood.growth.neural.search import Search
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head_graphs import GraphedEagleModel
-from draftwood.targets.base import Segment, chain_parents
+from draftwood.targets.base import DeviceAnswer, Segment, chain_parents
+from draftwood.targets.cache import KVCache
+from draftwood.targets.native.cuda.inputs import Inputs, new_moves
 from draftwood.targets.native.cuda.searches import MAX_RUN
+from draftwood.targets.native.decoder import pack
 from draftwood.targets.searches import SearchLimits, SearchPlan
 from draftwood.tree import DraftTree, TreeShape
 from tests.sources.test_head_graphs import MODEL, new_model, small_shapes
@@ -162,3 +165,52 @@ def test_what_does_not_fit_is_left_to_single_passes() -> None:
     limits = [SearchLimits(20, 5)]
     for plan in (SearchPlan(33, 3, 2, limits), SearchPlan(32, 3, 6, limits), SearchPlan(3, 1000, 2, limits)):
         assert model.grow(trees.texts(), plan) is None
+
+
+def answer_for(tokens: list[int], taps: torch.Tensor) -> DeviceAnswer:
+    """Of a pass that accepts these tokens, the last one as its bonus; every other node is wrong."""
+    size = len(tokens)
+    cache = KVCache(1, 1, 1, 64, torch.float32, torch.device("cpu"))
+    ids, parents = [1, *tokens[:-1], 0, 0], [*range(-1, size - 1), 0, -1 + size]
+    inputs = Inputs(16, 16, 16, DEVICE)
+    inputs.fill(pack([Segment(cache.open(40), ids, parents, len(ids))], cache), new_moves())
+    inputs.send()
+    choices = torch.full((16, 3), -1, dtype=torch.int32, device=DEVICE)
+    choices[:size, 0] = torch.tensor(tokens, device=DEVICE)
+    rows = torch.zeros(16, taps.shape[1], dtype=taps.dtype, device=DEVICE)
+    rows[:size] = taps
+    return DeviceAnswer(inputs.ids, inputs.positions, inputs.slots, inputs.words, inputs.tiles, choices, rows)
+
+
+@runs_kernels
+@pytest.mark.parametrize("growth", ["beam", "optimal"])
+def test_a_search_launched_before_the_host_knows_the_text(growth: str) -> None:
+    """It finds what a search of that text finds. If the text has become another one, nothing has happened."""
+    options, found = GrowthOptions(depth=3, top_k=2, batch=2), dict[bool, list[DraftTree]]()
+    for is_ahead in (False, True):
+        model = new_model(GraphedEagleModel, "eagle3", DTYPE)
+        trees, found[is_ahead] = Trees(model, 1, seed=3), []
+        for cycle in range(4):
+            (part,) = segments = trees.texts()
+            text, sequence = list(part.segment.token_ids), part.segment.sequence
+            built = make_growth(growth, text[-1], 9, options)
+            assert built.search is not None
+            if not is_ahead:
+                found[False] += trees.by_itself([built], segments)
+                continue
+            assert part.features is not None
+            search = model.start_ahead(answer_for(text, part.features), sequence, plan_for([built.search]))
+            assert search is not None
+            if cycle == 2:
+                assert search([*text, 3]) is None
+                found[True] += trees.by_itself([built], segments)
+                continue
+            if cycle == 1:  # nobody asks for this one
+                search = model.start_ahead(answer_for(text, part.features), sequence, plan_for([built.search]))
+                assert search is not None
+            result = search(text)
+            assert result is not None
+            found[True].append(built.search.build(result).tree)
+    for one, other in zip(found[False], found[True], strict=True):
+        assert one.tokens == other.tokens
+        np.testing.assert_allclose(one.probs, other.probs, rtol=1e-4 if torch.float32 == DTYPE else 0.05)

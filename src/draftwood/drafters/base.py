@@ -26,7 +26,7 @@ import torch
 from draftwood.compiled import Outcomes
 from draftwood.config import SamplingParams
 from draftwood.drafters.memory import Memory
-from draftwood.targets import Target, TargetInfo, TopRows, top_rows
+from draftwood.targets import DeviceAnswer, Target, TargetInfo, TopRows, top_rows
 from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
 
@@ -121,6 +121,7 @@ class Drafter(ABC):
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
     was_ready: bool = True  # with ``runs_model``: False if passes of the last draft had to be prepared before they ran
+    drafts_ahead: bool = False  # whether ``draft_ahead`` does something
     can_rest: bool = False  # whether it may be left out of cycles and is then told their tokens with ``skip``
     can_leave: bool = False  # whether a request may go on without it: after ``end`` it is not called again
 
@@ -191,6 +192,10 @@ class Drafter(ABC):
     def propose_batch(cls, drafters: Sequence[Any], budgets: Sequence[int]) -> list[DraftTree]:
         """Propose trees for several requests of one LLM; used if ``drafts_in_batch``."""
         return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
+
+    def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
+        """The target verifies the last tree now, on its device. A drafter whose model runs there may launch the next
+        draft behind that pass, of about ``budget`` nodes. It must not matter if nothing comes of it."""
 
     def observe(self, verified: VerifiedTree) -> None:
         """Learn from a verified tree and append the emitted tokens."""

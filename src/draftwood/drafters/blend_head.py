@@ -8,7 +8,8 @@ from pathlib import Path
 
 from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.heads import HeadDrafter
-from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, SharedDraftModel
+from draftwood.drafters.neural import NeuralDrafter, SharedDraftModel
+from draftwood.drafters.neural_options import MAX_NODES
 from draftwood.drafters.sps import SmallModelDrafter
 from draftwood.growth import (
     MOST_LEVELS,

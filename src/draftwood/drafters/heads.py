@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 
 from draftwood.drafters.checks import check_flag
-from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, SharedDraftModel
+from draftwood.drafters.neural import NeuralDrafter, SharedDraftModel
+from draftwood.drafters.neural_options import NeuralOptions
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import ShippedHead, find_head, find_shipped_head, fingerprint, list_shipped_heads, load_head_for
 from draftwood.sources.neural import make_head_model

@@ -6,6 +6,8 @@ requests grow together: each draft pass serves the next nodes of every tree.
 
     begin -> read_prompt -> [propose_batch: _start, then _next_segment / _grow per pass, then _finish -> observe] -> end
 
+On a GPU the draft of a single request is launched before the host knows the text that it continues (``draft_ahead``).
+
 The cache of a draft model lags behind the text. The first pass of a cycle commits the tokens that were emitted since
 the last one, the new root last, and the tree grows below them. For a small model, drafted nodes that are accepted stay
 in its cache. A head computes them again from the target's own features.
@@ -14,7 +16,7 @@ in its cache. A head computes them again from the target's own features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,15 +25,13 @@ import numpy.typing as npt
 import torch
 
 from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
-from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int
-from draftwood.drafters.shapes import static_tree
+from draftwood.drafters.neural_options import MAX_NODES, NeuralOptions, sharpen_probs
 from draftwood.drafters.stand import warp_top
-from draftwood.errors import CapabilityError, OptionError
+from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import (
     BEAM_DEPTH,
     CHAIN_DEPTH,
-    GROWTHS,
     Frontier,
     GrowingTree,
     GrowthOptions,
@@ -39,47 +39,12 @@ from draftwood.growth.neural import (
     LevelRecord,
     make_growth,
 )
-from draftwood.sources.neural import DraftModel, DraftSegment, gather_rows
-from draftwood.targets import MAX_TOP_K, Found, SearchLimits, SearchPlan, Segment, TargetInfo, TopRows, chain_parents
+from draftwood.sources.neural import DraftModel, DraftSegment, SearchAhead, gather_rows
+from draftwood.targets import DeviceAnswer, Found, SearchLimits, SearchPlan, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
-MAX_NODES = 128  # nodes per tree, and nodes that a draft model runs for it
 LEVELS = {"beam": BEAM_DEPTH, "chain": CHAIN_DEPTH}  # of growths that run a number of levels, at most by default
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NeuralOptions:
-    growth: str = "beam"  # "beam", "optimal", "salf" (stops early), "chain" or "static" (the shape of `tree`)
-    depth: int = 0  # levels below the root; 0: up to 7 for chain and beam, no limit for the others
-    top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
-    batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
-    threshold: float = 0.4  # `salf`: stop when the expected tokens of another draft pass fall below this
-    sharpen: float = 1.0  # greedy requests: temperature at which path probabilities are computed; below 1: sharper
-    tree: str = "heuristic"  # `static`: name or file of the shape
-    draw: bool = False  # when sampling: draw children instead of choosing the best
-    support: int = 64  # `draw`: number of best tokens that children are drawn from
-
-    def __post_init__(self) -> None:
-        check_choice(self, "growth", GROWTHS)
-        check_int(self, 0, "depth", high=MAX_NODES)
-        check_int(self, 1, "top_k", "batch", "support", high=MAX_TOP_K)
-        check_fraction(self, "threshold")
-        if isinstance(self.sharpen, bool) or not isinstance(self.sharpen, (int, float)) or not 0.1 <= self.sharpen <= 1:
-            raise OptionError("sharpen must be a temperature", got=repr(self.sharpen), allowed="0.1 to 1")
-        check_flag(self, "draw")
-        static_tree(self.tree)
-
-    def growth_options(self) -> GrowthOptions:
-        shape = static_tree(self.tree) if self.growth == "static" else None
-        return GrowthOptions(
-            depth=self.depth or None,
-            top_k=self.top_k,
-            batch=self.batch,
-            threshold=self.threshold,
-            shape=shape.limit_depth(self.depth) if shape is not None and self.depth else shape,
-            support=self.support,
-        )
 
 
 class SharedDraftModel(NamedTuple):
@@ -90,6 +55,15 @@ class SharedDraftModel(NamedTuple):
     tag: str  # source name of the drafted nodes
     max_positions: int  # capacity limit of a sequence, tree nodes included
     levels: LevelRecord | None = None  # chooses how many are run, with budget="auto"; None: always the same
+
+
+class Ahead(NamedTuple):
+    """A draft that was launched before its text was known."""
+
+    search: SearchAhead
+    options: GrowthOptions
+    draft: LeveledDraft | None
+    num_prepared: int  # of the draft model, before it was launched
 
 
 class NeuralDrafter(Drafter):
@@ -106,6 +80,7 @@ class NeuralDrafter(Drafter):
         super().__init__(options, shared, memory)
         self.draws = options.draw
         self.wants_taps = shared.model.taps
+        self.drafts_ahead = shared.model.searches_ahead
         self._model = shared.model
         self._sequence: int | None = None  # in the draft model's cache; None: no room, so nothing is drafted
         self._draft: LeveledDraft | None = None  # that its last tree is from, if levels are chosen
@@ -134,6 +109,8 @@ class NeuralDrafter(Drafter):
         return SharedDraftModel(model, growth, cls.name, max_positions, levels)
 
     def begin(self, request: DraftRequest) -> None:
+        self._growth: GrowingTree
+        self._ahead: Ahead | None = None
         self._params = request.params
         self._prompt_ids = request.prompt_ids
         self._draws = self.draws_for(request.params, is_timed=request.is_timed)
@@ -162,9 +139,13 @@ class NeuralDrafter(Drafter):
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+        known = drafters[0]._propose_ahead(budgets[0]) if len(drafters) == 1 else None
+        if known is not None:
+            return [known]
         model = drafters[0]._model
         draft, num_prepared = _begin_draft(drafters), model.num_prepared
         for drafter, budget in zip(drafters, budgets, strict=True):
+            drafter._ahead = None
             drafter._start(budget)
         growing = [drafter for drafter in drafters if drafter._frontier is not None]
         grown = growing
@@ -194,6 +175,40 @@ class NeuralDrafter(Drafter):
                 drafter._draft = draft
         return trees
 
+    def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
+        if self._sequence is None or self._unread or self._draws:
+            return
+        draft, num_prepared = _begin_draft([self]), self._model.num_prepared
+        self._growth = self._new_growth(min(budget, MAX_NODES))
+        self._max_run = min(MAX_NODES, self._room - self._length - self._model.root_chunk)
+        plan = _common_plan([self])
+        search = None if plan is None else self._model.start_ahead(answer, self._sequence, plan)
+        if search is not None:
+            self._ahead = Ahead(search, self._growth_options, draft, num_prepared)
+
+    def _propose_ahead(self, budget: int) -> DraftTree | None:
+        """The tree of a draft that was launched ahead; None if there is none for the text that there is now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        if ahead.draft is not None:
+            ahead.draft.wait()
+        found = ahead.search(self._unread)
+        if found is None:
+            return None
+        self._length += len(self._unread)
+        self._unread, self._features, self._is_borrowing = [], [], False
+        self._growth_options = ahead.options
+        self._growth = self._new_growth(min(budget, MAX_NODES))
+        if budget > 1:
+            self._growth.take(found)
+        self.was_ready = self._model.num_prepared == ahead.num_prepared
+        tree = self._finish()
+        if ahead.draft is not None and budget > 1:
+            ahead.draft.end(counts=self.was_ready)
+            self._draft = ahead.draft
+        return tree
+
     def observe(self, verified: VerifiedTree) -> None:
         emitted = verified.emitted
         self._root = emitted[-1]
@@ -218,6 +233,7 @@ class NeuralDrafter(Drafter):
             self._unread += token_ids
 
     def end(self) -> None:
+        self._ahead = None
         if self._sequence is not None:
             self._model.close(self._sequence)
             self._sequence = None
@@ -228,7 +244,7 @@ class NeuralDrafter(Drafter):
         # With a prompt of one token, a head has no features to read yet.
         can_draft = self._sequence is not None and self._unread
         size = min(budget, MAX_NODES) if can_draft else 1
-        self._growth: GrowingTree = self._new_growth(size)
+        self._growth = self._new_growth(size)
         self._reads_root = True  # the next pass reads the root, later ones the frontier
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
@@ -363,14 +379,3 @@ def _common_plan(growing: Sequence[NeuralDrafter]) -> SearchPlan | None:
     if passes < 1:
         return None
     return SearchPlan(kind.width, kind.top_k, passes, limits, kind.anywhere, kind.threshold, kind.is_fixed)
-
-
-def sharpen_probs(probs: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
-    """Return the probabilities [n, k] of the top tokens at a temperature below 1.
-
-    The mass of all other tokens counts as tokens that are as likely as the last of the top ones."""
-    power = np.float32(1.0 / temperature)
-    sharper = probs**power
-    rest = np.maximum(1.0 - probs.sum(axis=1), 0.0) * probs[:, -1] ** (power - 1.0)  # [n]
-    total = np.maximum(sharper.sum(axis=1) + rest, np.finfo(np.float32).tiny)
-    return np.asarray(sharper / total[:, None], dtype=np.float32)

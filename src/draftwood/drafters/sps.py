@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from draftwood.config import ModelOptions
-from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, NeuralOptions, SharedDraftModel
+from draftwood.drafters.neural import NeuralDrafter, SharedDraftModel
+from draftwood.drafters.neural_options import MAX_NODES, NeuralOptions
 from draftwood.errors import ModelError, OptionError
 from draftwood.sources.neural import SmallModel
 from draftwood.targets import Target, load_target

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from draftwood.engine.passes import Pass
 from draftwood.engine.session import Session
 from draftwood.tree import DraftTree
 
@@ -53,6 +54,24 @@ def draft(
                 session.num_wanted = _count_wanted(session, pauses=False)
         _draft_group(group)
     return [session for session in drafting if session.error is None]
+
+
+def draft_ahead(launched: Pass) -> None:
+    """While the device verifies the tree of a single request: its drafter may launch the next draft there, which then
+    waits for no work of the host."""
+    if len(launched.sessions) > 1:
+        return
+    (session,) = launched.sessions
+    drafter = session.drafter
+    if not drafter.drafts_ahead or session.is_prefilling or session.is_resting or session.num_wanted == 1:
+        return
+    # The device knows neither penalties nor structures.
+    if not (session.takes_choices or session.draws_ahead) or tuple(launched.taps) != drafter.wants_taps:
+        return
+    answer = launched.flight.on_device()
+    if answer is not None:
+        with session:
+            drafter.draft_ahead(answer, session.num_wanted)
 
 
 def _count_wanted(session: Session, *, pauses: bool = True) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from draftwood.drafters import PromptRows
 from draftwood.engine.accepting import Accepted, accept_trees, commit, learn, write
-from draftwood.engine.drafting import draft
+from draftwood.engine.drafting import draft, draft_ahead
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.fitting import fit_trees
 from draftwood.engine.passes import Answer, Pass, collect, launch
@@ -62,6 +62,7 @@ def begin(
     launched = launch(target, running, lane)
     launched.times.drafting = time.perf_counter() - started - launched.times.passing
     show_prompts(running)
+    draft_ahead(launched)
     return launched
 
 

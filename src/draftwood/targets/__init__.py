@@ -3,6 +3,7 @@
 from draftwood.targets.base import (
     DEFAULT_TOP_K,
     Attend,
+    DeviceAnswer,
     Draw,
     ForwardOutput,
     Layers,

@@ -108,6 +108,23 @@ class PendingPass(ABC):
         """Waits for the result. Call it before the next pass of the same lane is launched, or the result must be
         copied then."""
 
+    def on_device(self) -> DeviceAnswer | None:
+        """Where the device has the answer, for work that follows the pass there; None if that is not known. Valid until
+        the next pass of the same lane is launched."""
+        return None
+
+
+class DeviceAnswer(NamedTuple):
+    """What a pass over one tree read, and what it will leave behind: tensors on the device."""
+
+    ids: torch.Tensor  # [N] of the nodes, then padding
+    positions: torch.Tensor  # [N]
+    slots: torch.Tensor  # [N] negative: padding
+    words: torch.Tensor  # [N, W] bit j of word w: node 32*w + j is the node itself or above it; zeros in a chain
+    tiles: torch.Tensor  # [T, TILE_FIELDS]
+    choices: torch.Tensor  # [N, any] first: the token after each node, greedy or drawn
+    taps: torch.Tensor  # [N, T*H]
+
 
 class FinishedPass(PendingPass):
     """A pass that is already finished."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.drafters.neural import NeuralOptions, sharpen_probs
+from draftwood.drafters.neural_options import NeuralOptions, sharpen_probs
 from draftwood.drafters.registry import drafter_class, drafter_names
 from draftwood.growth.neural.policies import GROWTHS, make_growth
 from draftwood.targets.native.target import NativeTarget

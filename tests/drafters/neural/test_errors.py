@@ -13,7 +13,7 @@ from draftwood import LLM, SamplingParams
 from draftwood.config import ModelOptions
 from draftwood.drafters import make_factory
 from draftwood.drafters.heads import HeadOptions
-from draftwood.drafters.neural import NeuralOptions
+from draftwood.drafters.neural_options import NeuralOptions
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError
 from draftwood.growth.neural.policies import GROWTHS
 from draftwood.heads import save_head

@@ -100,6 +100,10 @@ class LeveledDraft:
         self._since = time.perf_counter()
         self._has_cycled = False
 
+    def wait(self) -> None:
+        """What took no time until now begins to take some: the host has nothing else to do."""
+        self._since = time.perf_counter()
+
     def end(self, *, counts: bool = True) -> None:
         """The trees are ready. ``counts``: later drafts will take about as long."""
         now = time.perf_counter()

@@ -9,12 +9,12 @@ nodes use the head's own prediction of them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from draftwood.targets import Found, SearchPlan, Segment, TopRows
+from draftwood.targets import DeviceAnswer, Found, SearchPlan, Segment, TopRows
 
 
 class DraftSegment(NamedTuple):
@@ -38,6 +38,11 @@ def gather_rows(features: torch.Tensor, rows: Sequence[int] | None) -> torch.Ten
     return features[torch.tensor(rows, dtype=torch.int64, device=features.device)]
 
 
+# Waits for a search that was started ahead of its text. Given the text that there is now, it commits that and returns
+# what was found below it; None, with nothing committed, if the search has read another text.
+SearchAhead = Callable[[Sequence[int]], Found | None]
+
+
 class DraftModel(ABC):
     """Runs packed trees of several sequences for drafting."""
 
@@ -46,6 +51,7 @@ class DraftModel(ABC):
     max_depth: int | None = None  # deepest level that it can predict; None: no limit
     keeps_drafts: bool = True  # whether cache entries of accepted draft nodes are as good as those of text
     searches: bool = False  # whether ``grow`` is there
+    searches_ahead: bool = False  # whether ``start_ahead`` is there
     root_chunk: int = 512  # text tokens that the pass which a tree grows from may read; few, where graphs have sizes
 
     @property
@@ -68,6 +74,11 @@ class DraftModel(ABC):
         """Run a pass over text, and the passes of a search below it, without the host between them. Commits the text;
         if the model keeps drafts, the nodes of the search are then pending. None, with nothing committed, if the model
         cannot."""
+        return None
+
+    def start_ahead(self, answer: DeviceAnswer, sequence: int, plan: SearchPlan) -> SearchAhead | None:
+        """Launch what ``grow`` would run next for this sequence, on the device that still verifies its tree: it reads
+        the path that the target accepts there. Does not wait. None if the model cannot."""
         return None
 
     @abstractmethod

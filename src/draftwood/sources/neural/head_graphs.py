@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from draftwood.heads import Eagle3Head, EagleHead, FirstLayer
-from draftwood.sources.neural.base import DraftSegment
+from draftwood.sources.neural.base import DraftSegment, SearchAhead
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_weights import bias_of, decoder_config, layer_weights
-from draftwood.targets import Found, SearchPlan, TopRows
+from draftwood.targets import DeviceAnswer, Found, SearchPlan, TopRows, chain_parents
 from draftwood.targets.native import PackedBatch, Weights, cuda, pack
 from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights, GivenStates
 
@@ -21,6 +21,7 @@ class GraphedEagleModel(EagleModel):
     """``EagleModel`` in CUDA graphs, where ``why_not_graphed`` allows it."""
 
     searches = True
+    searches_ahead = True
     root_chunk = 16
 
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
@@ -54,9 +55,28 @@ class GraphedEagleModel(EagleModel):
         searches = self._decoder.grow(batch, given, plan, shape)
         for each in segments:
             self.keep(each.segment.sequence, range(len(each.segment.token_ids)))
-        if not self._head.config.has_draft_vocabulary:
-            return searches
-        return [search._replace(names=self._vocabulary) for search in searches]
+        return list(map(self._named, searches))
+
+    def start_ahead(self, answer: DeviceAnswer, sequence: int, plan: SearchPlan) -> SearchAhead | None:
+        if not self._decoder.can_grow(plan):
+            return None
+        extent = self._cache[sequence]
+        launch = self._decoder.start_ahead(answer, extent.base, extent.length, plan)
+        if launch is None:
+            return None
+
+        def finish(text: Sequence[int]) -> Found | None:
+            read, found = self._decoder.finish_ahead(launch)
+            if read != text:
+                return None
+            self._cache.reserve(sequence, chain_parents(len(text)))
+            self.keep(sequence, range(len(text)))
+            return self._named(found)
+
+        return finish
+
+    def _named(self, found: Found) -> Found:
+        return found._replace(names=self._vocabulary) if self._head.config.has_draft_vocabulary else found
 
     def _pack(self, segments: Sequence[DraftSegment]) -> tuple[PackedBatch, list[GivenStates | None]]:
         """With the hidden states of the text, which stay where they are until a pass has run."""

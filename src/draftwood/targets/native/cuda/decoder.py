@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import torch
 
 from draftwood.models import ModelConfig
-from draftwood.targets.base import ForwardOutput, PendingPass
+from draftwood.targets.base import DeviceAnswer, ForwardOutput, PendingPass
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda.attention import MIN_WORDS, WORD_BITS, count_bits
 from draftwood.targets.native.cuda.device import (
@@ -107,6 +107,15 @@ class CudaFlight(PendingPass):
     def wait(self) -> ForwardOutput:
         self._was_read = True
         return self._read() if self._saved is None else self._saved
+
+    def on_device(self) -> DeviceAnswer | None:
+        work, batch = self._captured.work, self._batch
+        size = len(batch.token_ids)
+        if work.taps is None or len(batch.segments) > 1 or batch.segments[0].after or self._num_wanted < size:
+            return None
+        inputs, drawn = work.inputs, self.drawn
+        choices = work.words if drawn is None else drawn.on_device[:, None]
+        return DeviceAnswer(inputs.ids, inputs.positions, inputs.slots, inputs.words, inputs.tiles, choices, work.taps)
 
     def save(self) -> None:
         """Copy the result, unless it was read already: the next pass of the lane overwrites it."""

@@ -38,7 +38,7 @@ class Draws:
         launch_draws(work.logits, work.words, work.peaks, draws, self._scratch, self._tokens)
         answer = self._answer[:size]
         answer.copy_(self._tokens[:size], non_blocking=True)
-        return DrawnTokens(answer.numpy(), np.frombuffer(outputs, np.int64), num_outputs)
+        return DrawnTokens(answer.numpy(), np.frombuffer(outputs, np.int64), num_outputs, self._tokens[:size])
 
     def _allocate(self, size: int) -> None:
         device, on_gpu = self._device, self._device.type == "cuda"
@@ -52,8 +52,11 @@ class Draws:
 class DrawnTokens:
     """The tokens of a pass, to be read when it has finished."""
 
-    def __init__(self, tokens: npt.NDArray[np.int32], outputs: npt.NDArray[np.int64], num_outputs: int) -> None:
+    def __init__(
+        self, tokens: npt.NDArray[np.int32], outputs: npt.NDArray[np.int64], num_outputs: int, on_device: torch.Tensor
+    ) -> None:
         self._tokens, self._outputs, self._num_outputs = tokens, outputs, num_outputs
+        self.on_device = on_device  # the same tokens
 
     def read(self) -> npt.NDArray[np.int32]:
         """[R] for all rows that the batch wants; only those that were asked for mean something."""

@@ -77,6 +77,7 @@ class Inputs:
         counts = num_rows, num_tiles, num_words, MAX_MOVES, nodes_per_tile, window
         self._record = _InputsRecord(*[part.ctypes.data for part in arrays], *counts, filled=num_rows)
         self._record_address = ctypes.addressof(self._record)
+        self.nodes_per_tile = nodes_per_tile
         self._fill = _load_fill()
 
     def fill(self, batch: PackedBatch, moves: Moves) -> None:

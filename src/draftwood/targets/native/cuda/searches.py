@@ -89,6 +89,8 @@ class SearchLaunch(Generic[PassT]):
         self._needed: dict[float, int] = {}  # by threshold: passes of the last search that stopped by itself
         self._done = new_event(device)
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._plan: SearchPlan | None = None  # of the search that runs
+        self._num_run = 0  # of its passes below the roots, launched so far
         level.inputs.slots.fill_(NO_SLOT)  # of padding rows
         level.inputs.wanted.copy_(torch.arange(len(level.inputs.wanted)))
         if self._has_features:
@@ -96,46 +98,64 @@ class SearchLaunch(Generic[PassT]):
 
     def run(self, plan: SearchPlan, stream: torch.cuda.Stream | None) -> list[Found]:
         """The inputs of ``root`` are filled. Captures the graphs on ``stream``, if there is one, after a first run."""
+        self.start(plan)
+        return self.finish(stream)
+
+    def start(self, plan: SearchPlan) -> None:
+        """Launch the passes that are known to be needed. Does not wait."""
+        if self._plan is not None:
+            self._wait()  # nobody wanted the last search, which may still read its order
+        self._plan, self._num_run = plan, 0
         self._write_order(plan)
         if self._graphs is None:
-            num_run = self._run(plan, self._launch_root, self._launch_level)
-            if stream is not None:
-                device = self._found.device
-                self._graphs = capture(self._launch_root, stream, device), capture(self._launch_level, stream, device)
+            self._launch_root()
         else:
-            root, level = self._graphs
-            num_run = self._run(plan, root.replay, level.replay)
-        return self._read(len(plan.limits), num_run)
-
-    def _run(self, plan: SearchPlan, launch_root: Callable[[], None], launch_level: Callable[[], None]) -> int:
-        """Returns the number of passes below the roots."""
-        launch_root()
-        num_run = 0
+            self._graphs[0].replay()
         ahead = plan.passes if plan.threshold is None else min(self._needed.get(plan.threshold, 0), plan.passes)
-        while num_run < ahead or (num_run < plan.passes and self._continues(plan, num_run)):
-            launch_level()
-            num_run += 1
-        self._answer[: num_run + 1].copy_(self._found[: num_run + 1], non_blocking=True)
+        for _ in range(ahead):
+            self._run_level()
+        self._send_answer()
+
+    def finish(self, stream: torch.cuda.Stream | None) -> list[Found]:
+        """Wait for the search that was started, and run the passes that it still needs."""
+        plan, self._plan = self._plan, None
+        assert plan is not None
         self._wait()
         if plan.threshold is not None:
-            stops = np.flatnonzero(~self._worth(plan, num_run))
-            self._needed[plan.threshold] = int(stops[0]) if len(stops) else num_run
-        return num_run
+            while self._num_run < plan.passes and self._worth(plan, self._num_run)[-1]:
+                self._run_level()
+                self._send_answer()
+                self._wait()
+            stops = np.flatnonzero(~self._worth(plan, self._num_run))
+            self._needed[plan.threshold] = int(stops[0]) if len(stops) else self._num_run
+        found = self._read(len(plan.limits), self._num_run)
+        if self._graphs is None and stream is not None:
+            device = self._found.device
+            self._graphs = capture(self._launch_root, stream, device), capture(self._launch_level, stream, device)
+        return found
 
-    def _continues(self, plan: SearchPlan, num_run: int) -> bool:
-        self._wait()
-        return bool(self._worth(plan, num_run)[-1])
+    def _run_level(self) -> None:
+        if self._graphs is None:
+            self._launch_level()
+        else:
+            self._graphs[1].replay()
+        self._num_run += 1
+
+    def _send_answer(self) -> None:
+        end = self._num_run + 1
+        self._answer[:end].copy_(self._found[:end], non_blocking=True)
+        if self._done is not None:
+            record(self._done, self._found.device)
+
+    def _wait(self) -> None:
+        if self._done is not None:
+            self._done.synchronize()
 
     def _worth(self, plan: SearchPlan, num_run: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """For each pass below the roots, and the one after the last: whether it is worth it for one of the trees."""
         best = self._host_sums.numpy()[1 : num_run + 2, : len(plan.limits)].max(axis=1)  # [passes]
         found: np.ndarray[tuple[int], np.dtype[np.bool_]] = (best > 0.0) & (best >= (plan.threshold or 0.0))
         return found
-
-    def _wait(self) -> None:
-        if self._done is not None:
-            record(self._done, self._found.device)
-            self._done.synchronize()
 
     def _write_order(self, plan: SearchPlan) -> None:
         self._host_count[0] = len(plan.limits)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from draftwood.targets.base import DeviceAnswer
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda.decoder import CapturedPass, count_rows, run_and_capture
 from draftwood.targets.native.cuda.device import (
@@ -25,6 +26,7 @@ from draftwood.targets.native.cuda.device import (
 from draftwood.targets.native.cuda.features.passes import FeatureModel, FeaturePass, FeatureShape, new_feature_pass
 from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights
 from draftwood.targets.native.cuda.inputs import Moves
+from draftwood.targets.native.cuda.kernels import GIVEN, MAX_FOLLOWED
 from draftwood.targets.native.cuda.passes import Model, Shape
 from draftwood.targets.native.cuda.products import MAX_ROWS
 from draftwood.targets.native.cuda.searches import GraphKind, KnownSearches, SearchLaunch, fits
@@ -36,7 +38,6 @@ from draftwood.targets.toprows import MAX_TOP_K, TopRows
 ROWS = (16, 32, 64, 128, 256, MAX_FEATURES)  # sizes of passes
 BEST = (1, 10, 32, MAX_TOP_K)  # top entries per row: for chains, for trees, for drawn trees
 MAX_PASSES = 48  # kept at once
-GIVEN = -1  # instead of a slot: the feature is computed from given hidden states
 
 
 class GivenStates(NamedTuple):
@@ -139,6 +140,30 @@ class FeatureDecoder:
             launch = self._searches.find(shape, kind, self._new_search)
             _fill(launch.root, batch, given)
             return launch.run(plan, self._stream)
+
+    @torch.inference_mode()
+    def start_ahead(
+        self, answer: DeviceAnswer, base: int, length: int, plan: SearchPlan
+    ) -> SearchLaunch[FeaturePass] | None:
+        """Launch a search behind the target's pass over a tree, which the device is still running: below the path that
+        the pass accepts, which continues a sequence of ``length`` positions from slot ``base`` on. Does not wait. None
+        if the tree is too large."""
+        if len(answer.ids) > MAX_FOLLOWED or answer.taps.dtype != self._model.feature_cache.dtype:
+            return None
+        best = min(BEST[bisect_left(BEST, plan.best)], self._vocab_size)
+        shape = FeatureShape(Shape(ROWS[0], 1, ROWS[0], best), is_given=True, is_fed=True)
+        with on_device(self._device):
+            launch = self._searches.find(shape, GraphKind.of(plan, 1), self._new_search)
+            launch.root.follow(answer, base, length)
+            launch.start(plan)
+        return launch
+
+    @torch.inference_mode()
+    def finish_ahead(self, launch: SearchLaunch[FeaturePass]) -> tuple[list[int] | None, Found]:
+        """Wait for such a search. Returns the text that it has read, if there was room for it, and what it found."""
+        with on_device(self._device):
+            (found,) = launch.finish(self._stream)
+            return launch.root.followed, found
 
     def _new_search(self, shape: FeatureShape, kind: GraphKind) -> SearchLaunch[FeaturePass]:
         num_rows = ROWS[bisect_left(ROWS, kind.num_trees * kind.width)]

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from draftwood.targets.base import DeviceAnswer
 from draftwood.targets.native.cuda.features import rows as feature_rows
 from draftwood.targets.native.cuda.features.weights import FeatureWeights
-from draftwood.targets.native.cuda.kernels import rows
+from draftwood.targets.native.cuda.kernels import follow_path, rows
 from draftwood.targets.native.cuda.passes import Model, NarrowPass, Pass, Shape, WidePass
 from draftwood.targets.native.cuda.products import MAX_ROWS, Kind
 from draftwood.targets.native.cuda.workspace import Workspace
@@ -32,12 +33,13 @@ class FeatureModel(NamedTuple):
 class FeatureShape(NamedTuple):
     shape: Shape
     is_given: bool  # whether features are computed from given hidden states
+    is_fed: bool = False  # whether ``FeaturePass.follow`` writes the inputs, on the device
 
 
 class FeaturePass(Pass):
     """A pass whose ``inputs.moves`` holds the slots of the rows' features, since it moves no cache rows.
 
-    Given hidden states are gathered in the pass, from addresses that ``point_to`` has set.
+    Given hidden states are gathered in the pass, from addresses that ``point_to`` or ``follow`` has set.
     """
 
     reads_features = True
@@ -50,9 +52,14 @@ class FeaturePass(Pass):
         num_rows = wanted.shape.num_rows
         self._joined = feature_cache.new_zeros(num_rows, features.joined_size)
         self._given = feature_cache.new_zeros(num_rows, features.tap_size) if wanted.is_given else None
-        # Read by one kernel, where they are: a copy to the device would take longer.
-        self._addresses = torch.zeros(num_rows, dtype=torch.int64, pin_memory=feature_cache.is_cuda)
-        self._address_array = self._addresses.numpy()
+        self.is_fed, device = wanted.is_fed, feature_cache.device
+        on_gpu = device.type == "cuda"
+        # Those from the host are read by one kernel, where they are: a copy to the device would take longer.
+        self._host_addresses = torch.zeros(num_rows, dtype=torch.int64, pin_memory=on_gpu)
+        self._address_array = self._host_addresses.numpy()
+        self._addresses = self._host_addresses.to(device) if self.is_fed else self._host_addresses
+        self._told = torch.zeros(1 + num_rows, dtype=torch.int32, device=device)
+        self._host_told = torch.zeros(1 + num_rows, dtype=torch.int32, pin_memory=on_gpu)
 
     def point_to(self, rows: slice, states: torch.Tensor, state_rows: Sequence[int]) -> None:
         """Use ``state_rows`` of ``states [any, T]`` for these rows. They must stay there until the pass has run."""
@@ -60,6 +67,23 @@ class FeaturePass(Pass):
         assert states.dtype == self._given.dtype
         first, step = states.data_ptr(), states.stride(0) * states.element_size()
         self._address_array[rows] = [first + step * row for row in state_rows]
+
+    def follow(self, answer: DeviceAnswer, base: int, length: int) -> None:
+        """Read the tokens along the path that a tree's pass accepts, which continue a sequence of ``length`` positions
+        from slot ``base`` on. Launched behind that pass; does not wait."""
+        follow_path(answer, base, length, self.inputs, self._addresses, self._told)
+
+    @property
+    def followed(self) -> list[int] | None:
+        """The tokens that were read; None if there was no room for all. The pass must have finished."""
+        count, *tokens = self._host_told.tolist()
+        return tokens[:count] if count <= len(tokens) else None
+
+    def send(self) -> None:
+        if self.is_fed:
+            self._host_told.copy_(self._told, non_blocking=True)
+        else:
+            super().send()
 
     def compute(self) -> None:
         features, inputs, weights = self._features, self.inputs, self._model.weights

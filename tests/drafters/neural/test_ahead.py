@@ -1,0 +1,207 @@
+"""Drafts that are launched behind the target's pass, before the host knows the text that they continue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood import LLM, SamplingParams
+from draftwood.sources.neural.base import DraftSegment
+from draftwood.sources.neural.head import HeadModel
+from draftwood.targets.base import ForwardOutput, PendingPass, Segment, chain_parents
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.native.weights import assemble
+from draftwood.targets.searches import Found, SearchPlan
+from draftwood.tree import DraftTree
+from draftwood.verify import accept_greedy
+from tests.tools.neural import (
+    CONFIG,
+    _one_thread,  # noqa: F401 - fixtures
+    draft_model,
+    mean_tree,
+    neural_llm,
+    random_tensors,
+    same_as_plain,
+)
+
+PROMPTS = ["hello hello hello", [7, 8, 9], "the cat sat on the mat, the cat sat"]
+
+
+class Answer(NamedTuple):
+    """In place of ``DeviceAnswer``."""
+
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    output: ForwardOutput
+
+
+class Flight(PendingPass):
+    def __init__(self, segments: Sequence[Segment], output: ForwardOutput) -> None:
+        self._segments, self._output = segments, output
+
+    def wait(self) -> ForwardOutput:
+        return self._output
+
+    def on_device(self) -> Any:
+        if len(self._segments) > 1:
+            return None
+        (segment,) = self._segments
+        return Answer(segment.token_ids, segment.parents, self._output)
+
+
+class AsyncTarget(NativeTarget):
+    """The next pass is launched before the last one is written out."""
+
+    @classmethod
+    def made(cls) -> AsyncTarget:
+        tensors = random_tensors(CONFIG)
+        target = cls("tiny", CONFIG, assemble(CONFIG, tensors.__getitem__), 8192)
+        target.num_lanes = 2
+        return target
+
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
+        output = self.forward(segments)
+        taps = None if output.taps is None else output.taps.clone()
+        return Flight(
+            segments, output._replace(logits=output.logits.clone(), greedy_ids=output.greedy_ids.clone(), taps=taps)
+        )
+
+
+class Launches:
+    """Lets the head of an LLM search ahead, with passes that run when the host asks for the result."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.model = draft_model(llm)
+        assert isinstance(self.model, HeadModel)
+        self.model.searches_ahead, self.model.root_chunk = True, 16
+        self.model.start_ahead = self.start  # type: ignore[method-assign]
+        self.num_started = self.num_used = self.num_missed = 0
+
+    def start(self, answer: Answer, sequence: int, plan: SearchPlan) -> Any:
+        self.num_started += 1
+        tree = DraftTree.unchecked(
+            tokens=tuple(answer.token_ids),
+            parents=tuple(answer.parents),
+            depths=(0,) * len(answer.parents),
+            sources=("",) * len(answer.parents),
+            probs=(1.0,) * len(answer.parents),
+            proposals={},
+        )
+        path = accept_greedy(tree, answer.output.greedy_ids.tolist())
+
+        def finish(text: Sequence[int]) -> Found | None:
+            if list(path.token_ids(tree)) != list(text):
+                self.num_missed += 1
+                return None
+            self.num_used += 1
+            assert answer.output.taps is not None
+            return self._search(list(text), answer.output.taps[list(path.path)], sequence, plan)
+
+        return finish
+
+    def _search(self, text: list[int], taps: torch.Tensor, sequence: int, plan: SearchPlan) -> Found:
+        """A beam search, in the records of targets/searches.py."""
+        model, width, best = self.model, plan.width, plan.best
+        group = width * best
+        records = np.zeros((plan.passes + 1, 3 * group + 2 * width), np.int32)
+        tokens, probs, values = (records[:, part * group : (part + 1) * group] for part in range(3))
+        picks, depths = records[:, 3 * group : 3 * group + width], records[:, 3 * group + width :]
+        picks[:] = -1
+        values = values.view(np.float32)
+        top = model.forward([DraftSegment(Segment(sequence, text, chain_parents(len(text)), 1), taps)], best)
+        model.keep(sequence, range(len(text)))
+        above, own = [0], [1.0]  # places and values of the nodes that were run
+        for turn in range(plan.passes + 1):
+            for row, (place, value) in enumerate(zip(above, own, strict=True)):
+                part = slice(place * best, place * best + top.ids.shape[1])
+                chances = top.probs()[row]
+                tokens[turn, part], probs.view(np.float32)[turn, part] = top.ids[row], chances
+                values[turn, part] = value * chances
+            if turn == plan.passes:
+                break
+            chosen = [int(c) for c in np.argsort(-values[turn], kind="stable")[:width] if values[turn, c] > 0]
+            picks[turn + 1, : len(chosen)] = [turn * group + c for c in chosen]
+            depths[turn + 1, : len(chosen)] = turn + 1
+            parents = [-1 if turn == 0 else (turn - 1) * width + c // best for c in chosen]
+            pad = width - len(chosen)
+            ids = [*tokens[turn, chosen].tolist(), *[0] * pad]
+            top = model.forward(
+                [DraftSegment(Segment(sequence, ids, [*parents, *[-1] * pad], width, turn * width))], best
+            )
+            above, own = list(range(len(chosen))), values[turn, chosen].tolist()
+        return Found(records, 1, 0, width, best)
+
+
+def new_llm(**options: Any) -> tuple[LLM, Launches]:
+    llm = neural_llm("eagle3", AsyncTarget.made(), **options)
+    return llm, Launches(llm)
+
+
+@pytest.mark.parametrize("budget", [3, 12, 40, "auto"])
+def test_the_same_trees_as_without(budget: int | str) -> None:
+    found = []
+    for is_ahead in (False, True):
+        llm, launches = new_llm(budget=budget, max_batch=1)
+        launches.model.searches_ahead = is_ahead
+        results = same_as_plain(llm, PROMPTS, SamplingParams(max_tokens=24))
+        found.append([(each.stats.cycles, each.stats.mean_tree_size) for each in results])
+        assert mean_tree(results) > 1
+        if is_ahead and budget != "auto":
+            assert launches.num_used == sum(each.stats.cycles - 1 for each in results)
+        assert bool(launches.num_started) == is_ahead
+    if budget != "auto":  # which depends on the time
+        assert found[0] == found[1]
+
+
+def test_only_for_what_the_device_can_know() -> None:
+    llm, launches = new_llm(max_batch=1)
+    for params in (
+        SamplingParams(max_tokens=8, repetition_penalty=1.3),
+        SamplingParams(max_tokens=8, logit_bias={5: 2.0}),
+        SamplingParams(max_tokens=1),
+    ):
+        same_as_plain(llm, PROMPTS[:1], params)
+    assert launches.num_used == 0
+
+
+def test_a_batch_drafts_together() -> None:
+    """Once the other requests have ended, the last one drafts ahead; what was launched before others came is lost."""
+    llm, launches = new_llm(max_batch=2)
+    for prompts in (PROMPTS[:1], PROMPTS[:2], PROMPTS):
+        before = launches.num_started
+        same_as_plain(llm, prompts, SamplingParams(max_tokens=16))
+        assert launches.num_started > before or len(prompts) == 2
+    assert launches.num_used > 0
+
+
+def test_a_text_that_the_device_did_not_expect() -> None:
+    """The host accepts less than the device: as at a stop condition, but here the request goes on."""
+    llm, launches = new_llm(max_batch=1)
+    wrong = launches.start
+
+    def start(answer: Answer, sequence: int, plan: SearchPlan) -> Any:
+        greedy = answer.output.greedy_ids.clone()
+        if launches.num_started % 3 == 1:
+            greedy[:] = (greedy + 1) % CONFIG.vocab_size
+        return wrong(answer._replace(output=answer.output._replace(greedy_ids=greedy)), sequence, plan)
+
+    launches.model.start_ahead = start  # type: ignore[assignment,method-assign]
+    same_as_plain(llm, PROMPTS, SamplingParams(max_tokens=24))
+    assert launches.num_missed > 0
+    assert launches.num_used > 0
+
+
+def test_an_error_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, launches = new_llm(max_batch=1)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no room on the device")
+
+    monkeypatch.setattr(launches.model, "start_ahead", fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        llm.generate(PROMPTS[:1], SamplingParams(max_tokens=8))
+    same_as_plain(llm, PROMPTS[:1], SamplingParams(max_tokens=1))
