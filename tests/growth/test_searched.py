@@ -143,6 +143,7 @@ def run_drafts(record: SearchRecord, count: int, *, level_seconds: float, gained
         patch.setattr(searched.time, "perf_counter", lambda: Clock.now)
         for _ in range(count):
             draft = SearchedDraft(record, 1, is_timed=True)
+            draft.start()
             without = BlendedTree(new_growth(0).tree(), LIMITS.budget, 0.0)
             if draft.looks:
                 own = [trust.share * gain for gain in record.gains(without.promise)]
@@ -187,6 +188,7 @@ def test_a_draft_that_could_not_run_says_nothing_about_levels() -> None:
     run_drafts(record, 40, level_seconds=0.1, gained=3, trust=Trust())
     known = record.times_of(1).draft(MOST_LEVELS)
     draft = SearchedDraft(record, 1, is_timed=True)
+    draft.start()
     draft.look([2.0], [[0.3] * MOST_LEVELS])
     assert draft.levels
     draft.end(0)

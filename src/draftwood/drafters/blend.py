@@ -25,7 +25,7 @@ from draftwood.sources import (
     SuccessorHints,
     TransitionTable,
 )
-from draftwood.targets import Target, TargetInfo
+from draftwood.targets import DeviceAnswer, Target, TargetInfo
 from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
 
@@ -182,6 +182,7 @@ class BlendDrafter(TransitionDrafter):
             self._head = runner(own, shared.head)
             self.wants_taps = self._head.wants_taps
             self.allows_gaps = self._head.allows_gaps
+            self.drafts_ahead = self._head.drafts_ahead
             self.runs_model = True
 
     def begin(self, request: DraftRequest) -> None:
@@ -255,6 +256,10 @@ class BlendDrafter(TransitionDrafter):
             drafter.was_ready = head.was_ready
         return trees
 
+    def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
+        if self._head is not None:
+            self._head.draft_ahead(answer, budget)
+
     def outcomes(self, emitted: Sequence[int]) -> list[list[Outcome]]:
         """What came of all guesses about each of the tokens that are about to be observed; for measurements."""
         return self._blend.outcomes(self._text_end, emitted)
@@ -278,6 +283,7 @@ class BlendDrafter(TransitionDrafter):
     def _leave_head(self) -> None:
         """Goes on with the other sources."""
         self._head, self.wants_taps, self.runs_model, self.was_ready = None, (), False, True
+        self.drafts_ahead = False
         self.learns_in_batch = self._learns_in_c
         for source in self.sources:
             if isinstance(source, DraftedHints):

@@ -22,7 +22,9 @@ from draftwood.growth import (
     SearchedBlend,
     SearchedDraft,
     Trust,
+    search_levels,
 )
+from draftwood.growth.neural import Search
 from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
 from draftwood.targets import Target, TargetInfo, TargetParts
@@ -43,6 +45,7 @@ class Expander(NeuralDrafter):
         self._blend, self._rows, self._records, self._is_timed = blend, rows, records, is_timed
         self._trust = Trust(records.trust)
         self._search: SearchedDraft | None = None  # that the last tree is from
+        self._next: SearchedDraft | None = None  # launched for the next one
         self._without: BlendedTree | None = None  # instead of it
 
     def begin(self, request: DraftRequest) -> None:
@@ -60,9 +63,13 @@ class Expander(NeuralDrafter):
         if not first._model.searches:
             return super().propose_batch(drafters, budgets)
         is_timed = any(drafter._is_timed for drafter in drafters)
-        search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed)
+        if first._next is not None and len(drafters) == 1:
+            search = first._next
+        else:
+            search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed)
+        search.start()
         for drafter in drafters:
-            drafter._search = search
+            drafter._search, drafter._next = search, None
             drafter._rows.clear()
             drafter._without = drafter._blend_without() if search.looks else None
         known = [drafter._without.promise for drafter in drafters if drafter._without is not None]
@@ -72,6 +79,14 @@ class Expander(NeuralDrafter):
         levels = max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend))
         search.end(levels, counts=first.was_ready)
         return trees
+
+    def _search_ahead(self, size: int) -> Search | None:
+        search = SearchedDraft(self._records.searches, 1, is_timed=self._is_timed, is_ahead=True)
+        levels = min(search.levels, self._model.max_depth or MOST_LEVELS)
+        if not levels:
+            return None
+        self._next = search
+        return search_levels(self._root, size, levels).search
 
     def _gains(self, promise: float) -> list[float]:
         """What levels of a search gain for this request, whose tree promises so much without them."""
@@ -143,7 +158,7 @@ class BlendHead(Expander, HeadDrafter):
     def skip(self, token_ids: Sequence[int]) -> None:
         """Without the hidden states of these tokens, it goes on after the next tree."""
         self._root = token_ids[-1]
-        self._unread, self._features = [], []
+        self._unread, self._features, self._ahead = [], [], None
 
     @classmethod
     def attach_shipped(cls, target: Target) -> SharedDraftModel | None:

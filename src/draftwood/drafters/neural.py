@@ -37,6 +37,7 @@ from draftwood.growth.neural import (
     GrowthOptions,
     LeveledDraft,
     LevelRecord,
+    Search,
     make_growth,
 )
 from draftwood.sources.neural import DraftModel, DraftSegment, SearchAhead, gather_rows
@@ -149,12 +150,13 @@ class NeuralDrafter(Drafter):
             drafter._start(budget)
         growing = [drafter for drafter in drafters if drafter._frontier is not None]
         grown = growing
-        plan = _common_plan(growing)
+        searches = [None if drafter._sharpens else drafter._growth.search for drafter in growing]
+        plan = _common_plan(searches, min([drafter._max_run for drafter in growing], default=0))
         while growing:
             segments = [drafter._next_segment() for drafter in growing]
-            searches = None if plan is None else model.grow(segments, plan)
-            if searches is not None:
-                for drafter, (segment, *_), found in zip(growing, segments, searches, strict=True):
+            results = None if plan is None else model.grow(segments, plan)
+            if results is not None:
+                for drafter, (segment, *_), found in zip(growing, segments, results, strict=True):
                     drafter._take_search(len(segment.token_ids), found)
                 break
             plan = None
@@ -179,12 +181,15 @@ class NeuralDrafter(Drafter):
         if self._sequence is None or self._unread or self._draws:
             return
         draft, num_prepared = _begin_draft([self]), self._model.num_prepared
-        self._growth = self._new_growth(min(budget, MAX_NODES))
-        self._max_run = min(MAX_NODES, self._room - self._length - self._model.root_chunk)
-        plan = _common_plan([self])
+        found = None if self._sharpens else self._search_ahead(min(budget, MAX_NODES))
+        plan = _common_plan([found], min(MAX_NODES, self._room - self._length - self._model.root_chunk))
         search = None if plan is None else self._model.start_ahead(answer, self._sequence, plan)
         if search is not None:
             self._ahead = Ahead(search, self._growth_options, draft, num_prepared)
+
+    def _search_ahead(self, size: int) -> Search | None:
+        """The search by which a next tree of ``size`` nodes may grow; None if none does."""
+        return self._new_growth(size).search
 
     def _propose_ahead(self, budget: int) -> DraftTree | None:
         """The tree of a draft that was launched ahead; None if there is none for the text that there is now."""
@@ -362,12 +367,12 @@ def _begin_draft(drafters: Sequence[NeuralDrafter]) -> LeveledDraft | None:
     return draft
 
 
-def _common_plan(growing: Sequence[NeuralDrafter]) -> SearchPlan | None:
-    """The search that serves all trees, as far as the cache has room; None if they do not grow alike."""
-    searches = [drafter._growth.search for drafter in growing]
+def _common_plan(searches: Sequence[Search | None], most_run: int) -> SearchPlan | None:
+    """The search that serves all trees, each of at most ``most_run`` nodes that are run; None if they do not grow
+    alike."""
     kinds = {None if search is None else search.kind for search in searches}
     kind = kinds.pop() if len(kinds) == 1 else None
-    if kind is None or any(drafter._sharpens for drafter in growing):
+    if kind is None:
         return None
     limits = [
         SearchLimits(search.spec.budget - 1, search.depth, () if search.shape is None else search.shape.picks)
@@ -375,7 +380,7 @@ def _common_plan(growing: Sequence[NeuralDrafter]) -> SearchPlan | None:
         if search is not None
     ]
     wanted = max([search.passes for search in searches if search is not None])
-    passes = min(wanted, min([drafter._max_run for drafter in growing]) // kind.width)
+    passes = min(wanted, most_run // kind.width)
     if passes < 1:
         return None
     return SearchPlan(kind.width, kind.top_k, passes, limits, kind.anywhere, kind.threshold, kind.is_fixed)

@@ -14,7 +14,15 @@ from draftwood.growth.priors import (
     shipped_priors,
     weights_key,
 )
-from draftwood.growth.searched import MOST_LEVELS, BlendedTree, DraftRecords, SearchedBlend, SearchedDraft, SearchRecord
+from draftwood.growth.searched import (
+    MOST_LEVELS,
+    BlendedTree,
+    DraftRecords,
+    SearchedBlend,
+    SearchedDraft,
+    SearchRecord,
+    search_levels,
+)
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates
 from draftwood.growth.trust import Trust

@@ -9,7 +9,8 @@ the tree: the chances of the nodes that it would not have had without the level.
 sources know, so it is recorded by the tokens that the tree without the draft model promises. Whether promises are kept
 is known after the cycle: the tree without the draft model would have had a part of the accepted path. Texts differ in
 that, so each request learns for itself how far to trust promises. All this takes a second tree, so only some drafts
-look at it; those in between have as many levels as the last one that did.
+look at it; those in between have as many levels as the last one that did. A search that is launched behind the target's
+pass, before the text is known, has the levels that the last look has chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Protocol
 from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.expanding import PassRecord
-from draftwood.growth.neural import Frontier, GrowthOptions, Search, Times, make_growth
+from draftwood.growth.neural import Frontier, GrowingTree, GrowthOptions, Search, Times, make_growth
 from draftwood.growth.trust import Trust
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
@@ -68,6 +69,7 @@ class SearchRecord:
         times = self.times_of(len(promises))
         self._num_looks += 1
         if not times.rest:
+            times.upcoming = MOST_LEVELS
             return MOST_LEVELS
         expected = accumulate([sum(level) for level in zip(*gains, strict=True)], initial=sum(promises))
         rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
@@ -79,7 +81,8 @@ class SearchRecord:
             self._try_every = min(2 * self._try_every, MAX_TRY_EVERY)
         if is_due:
             self._num_looks = 0
-        return MOST_LEVELS if is_due else times.chosen
+        times.upcoming = MOST_LEVELS if is_due else times.chosen
+        return times.upcoming
 
     def note_gains(self, promise: float, gains: Sequence[float]) -> None:
         """``gains``: of level 1, 2, ..., of a tree that promised so many tokens without them."""
@@ -132,8 +135,7 @@ class SearchedBlend:
     ) -> None:
         """``without``: the tree that the other sources make, if it is known. ``levels``: of the search; 0: none."""
         self._blend, self._tail, self._limits, self._rows, self.without = blend, tail, limits, rows, without
-        options = GrowthOptions(depth=levels, top_k=WIDTH)
-        self._beam = make_growth("beam", tail[-1], limits.budget if levels else 1, options)
+        self._beam = search_levels(tail[-1], limits.budget, levels)
         self._paths: list[Path] = []  # of the nodes that were run, one pass after the other
         self._found: Found | None = None
         self._tree = None if levels or without is None else without.tree
@@ -185,21 +187,38 @@ class SearchedBlend:
         return gains
 
 
+def search_levels(root: int, budget: int, levels: int) -> GrowingTree:
+    """The growth by which the draft model searches so many levels."""
+    return make_growth("beam", root, budget if levels else 1, GrowthOptions(depth=levels, top_k=WIDTH))
+
+
 class SearchedDraft:
     """One draft for a batch: how many levels it has, how long it takes, and what comes of it."""
 
-    def __init__(self, record: SearchRecord, num_requests: int, *, is_timed: bool) -> None:
+    def __init__(self, record: SearchRecord, num_requests: int, *, is_timed: bool, is_ahead: bool = False) -> None:
+        """``is_ahead``: its search is launched before the text is known."""
         self._record, self._times = record, record.times_of(num_requests)
-        self._times.num_chosen += 1
-        self.looks = is_timed and (not self._times.rest or self._times.num_chosen >= LOOK_EVERY)
-        self.levels = self._times.chosen if is_timed else MOST_LEVELS
+        self._is_timed, self._is_ahead = is_timed, is_ahead
+        chosen = self._times.upcoming if is_ahead else self._times.chosen
+        self.levels = chosen if is_timed else MOST_LEVELS
+        self.looks = False
         self._has_cycled = False
+        self._since = 0.0
+
+    def start(self) -> None:
+        """The text is known."""
+        times = self._times
+        times.num_chosen += 1
+        times.upcoming = times.chosen
+        self.looks = self._is_timed and (not times.rest or times.num_chosen >= LOOK_EVERY)
         self._since = time.perf_counter()
 
     def look(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> None:
         """By what trees of the other sources promise, and levels gain."""
         self._times.num_chosen = 0
-        self.levels = self._record.choose(promises, gains)
+        levels = self._record.choose(promises, gains)
+        if not self._is_ahead:
+            self.levels = levels
         self._since = time.perf_counter()
 
     def end(self, num_run: int, *, counts: bool = True) -> None:

@@ -10,18 +10,20 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.sources.neural.base import DraftSegment
+from draftwood.sources.neural.base import DraftModel, DraftSegment
 from draftwood.sources.neural.head import HeadModel
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment, chain_parents
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.native.weights import assemble
 from draftwood.targets.searches import Found, SearchPlan
+from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree
 from draftwood.verify import accept_greedy
 from tests.tools.neural import (
     CONFIG,
     _one_thread,  # noqa: F401 - fixtures
     draft_model,
+    head_folder,
     mean_tree,
     neural_llm,
     random_tensors,
@@ -74,8 +76,8 @@ class AsyncTarget(NativeTarget):
 class Launches:
     """Lets the head of an LLM search ahead, with passes that run when the host asks for the result."""
 
-    def __init__(self, llm: LLM) -> None:
-        self.model = draft_model(llm)
+    def __init__(self, model: DraftModel) -> None:
+        self.model = model
         assert isinstance(self.model, HeadModel)
         self.model.searches_ahead, self.model.root_chunk = True, 16
         self.model.start_ahead = self.start  # type: ignore[method-assign]
@@ -138,7 +140,7 @@ class Launches:
 
 def new_llm(**options: Any) -> tuple[LLM, Launches]:
     llm = neural_llm("eagle3", AsyncTarget.made(), **options)
-    return llm, Launches(llm)
+    return llm, Launches(draft_model(llm))
 
 
 @pytest.mark.parametrize("budget", [3, 12, 40, "auto"])
@@ -193,6 +195,26 @@ def test_a_text_that_the_device_did_not_expect() -> None:
     same_as_plain(llm, PROMPTS, SamplingParams(max_tokens=24))
     assert launches.num_missed > 0
     assert launches.num_used > 0
+
+
+@pytest.mark.parametrize("budget", [24, "auto"])
+def test_the_head_of_a_blend(budget: int | str) -> None:
+    llm = LLM.from_target(
+        AsyncTarget.made(),
+        ByteTokenizer(),
+        drafter="blend",
+        drafter_options={"head": head_folder("eagle3")},
+        budget=budget,
+        max_batch=2,
+    )
+    launches = Launches(llm._default._shared.head.model)
+    launches.model.searches = True
+    params = SamplingParams(max_tokens=40)
+    for prompts in (PROMPTS[:1], PROMPTS, PROMPTS[1:2]):
+        results, plain = llm.generate(prompts, params), llm.generate(prompts, params, drafter="plain")
+        assert [each.token_ids for each in results] == [each.token_ids for each in plain]
+    assert launches.num_used > (0 if budget == "auto" else 40)
+    assert launches.num_missed == 0
 
 
 def test_an_error_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ class Times:
         self.rest = 0.0
         self.chosen = 0  # levels, the last time that they were considered
         self.num_chosen = 0  # drafts with them since then
+        self.upcoming = 0  # levels of the next draft that is launched before they are considered
 
     def note_draft(self, levels: int, seconds: float) -> None:
         self._drafts[levels] = follow_time(self._drafts[levels], seconds)
