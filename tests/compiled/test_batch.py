@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from draftwood.compiled import CORE, CompiledSpines, Outcomes, SpineRules, extend_contexts, load_core, observe_spines
 from draftwood.config import SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedBatch
-from draftwood.drafters.blend import TABLES, BlendDrafter, BlendOptions
+from draftwood.drafters.blend import BlendDrafter
+from draftwood.drafters.blend_options import TABLES, BlendOptions
 from draftwood.drafters.goose import BYPASSES, CONSENSUS, GooseDrafter, GooseOptions
 from draftwood.engine.tally import TreeCounts
 from draftwood.sizing.chances import AcceptanceRecord, new_guesses

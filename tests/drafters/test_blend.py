@@ -14,7 +14,8 @@ import torch
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_factory
-from draftwood.drafters.blend import SOURCES, TABLES
+from draftwood.drafters.blend import SOURCES
+from draftwood.drafters.blend_options import NAMES, TABLES
 from draftwood.engine import GenerationRequest
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import SearchRecord
@@ -313,3 +314,7 @@ def test_chances_without_learning_or_measured_priors(option: str) -> None:
         chances.append([event.tree.probs for event in events])
     assert (chances[0][0] == chances[1][0]) is (option == "learn")  # nothing has been learned before the first tree
     assert chances[0] != chances[1]
+
+
+def test_every_source_has_a_name() -> None:
+    assert tuple(SOURCES) == NAMES

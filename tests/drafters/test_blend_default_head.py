@@ -10,7 +10,7 @@ import pytest
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import blend_head
-from draftwood.drafters.blend import TABLES
+from draftwood.drafters.blend_options import TABLES
 from draftwood.growth import CycleShape
 from draftwood.growth.expanding import ENOUGH_PASSES, FIRST_SHARE, LOOK_AGAIN, Aftermath, PassRecord
 from draftwood.sizing import CostProfile, LiveCosts

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
 from draftwood.compiled import TAIL, Harvest, HintSource, Learned, Outcomes, observe_blends, propose_blends
 from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
-from draftwood.drafters.checks import check_choice, check_flag, check_int
-from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.errors import OptionError
+from draftwood.drafters.blend_options import AUTO, HEAD, MODEL, BlendOptions
+from draftwood.drafters.transition import TransitionDrafter
 from draftwood.growth import NO_PRIORS, Blend, BlendLimits, DraftRecords, Outcome, Priors, load_priors, new_learned
 from draftwood.sources import (
     Datastore,
@@ -35,76 +34,8 @@ if TYPE_CHECKING:
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
 MAX_POSITION_COST = 0.2  # of a further position, over a pass of one: guesses of a head are seldom worth more
-HEAD, MODEL = "head", "model"
-FUSED_BACKEND = "fused-cpu"
+FUSED_BACKENDS = ("fused-cpu", "fused-cuda")
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
-AUTO = "auto"  # all tables, what the options name, and the shipped head where its passes pay
-TABLES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlendOptions:
-    sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all that is there, a shipped head on a CPU
-    model: str = ""  # a small model with the same vocabulary that drafts too: known name, folder, GGUF file or hub id
-    datastore: str = ""  # a file of `draftwood datastore build`: also guess what followed in those texts
-    head: str = ""  # folder of a draft head; empty, with the source "head": the head that ships for this target
-    depth: int = 40  # maximum depth of the tree
-    learn: bool = True  # adapt chances to what comes true; false: they stay as they are at first
-    priors: bool = True  # start from measured chances; false: from rules of thumb
-    top_k: int = 10  # successors kept per context
-    bigrams: bool = True  # also keep successors of token pairs
-    harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
-    static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
-    table_megabytes: int = 128  # memory for token pairs
-
-    def __post_init__(self) -> None:
-        names = self.sources.split("+") if isinstance(self.sources, str) else []
-        is_valid = len(set(names)) == len(names) and set(names) <= set(SOURCES)
-        if not names or not (is_valid or self.sources == AUTO):
-            raise OptionError(
-                "sources must be different sources joined by '+'",
-                got=repr(self.sources),
-                allowed=[AUTO, *SOURCES, f"{TABLES}+{HEAD}"],
-            )
-        given = {DatastoreHints.name: self.datastore, MODEL: self.model, HEAD: self.head}
-        if DatastoreHints.name in names and not self.datastore:
-            raise OptionError(
-                "The source 'datastore' needs a file",
-                allowed="datastore=FILE",
-                next_step="Build one: draftwood datastore build FILES... --out FILE",
-            )
-        if MODEL in names and not self.model:
-            raise OptionError("The source 'model' needs a small model", allowed="model=NAME")
-        if {HEAD, MODEL} <= set(names) or (self.head and self.model):
-            raise OptionError(
-                "A tree has a head or a small model, not both",
-                got=f"sources={self.sources!r}, head={self.head!r}, model={self.model!r}",
-            )
-        unused = [name for name, place in given.items() if place and name not in names and self.sources != AUTO]
-        if unused:
-            raise OptionError(
-                f"The option {unused[0]!r} needs the source of that name",
-                got=f"sources={self.sources!r}",
-                allowed=f"sources={self.sources}+{unused[0]}, or this option without sources",
-            )
-        check_int(self, 1, "depth", "top_k")
-        check_int(self, 1, "table_megabytes", high=1 << 20)
-        check_flag(self, "learn", "priors", "bigrams", "static")
-        check_choice(self, "harvest", HARVESTS)
-
-    @property
-    def drafted(self) -> str:
-        """The source that was asked for and runs a model: ``HEAD``, ``MODEL`` or none."""
-        if self.sources == AUTO:
-            return MODEL if self.model else HEAD if self.head else ""
-        return next((name for name in self.sources.split("+") if name in (HEAD, MODEL)), "")
-
-    def list_sources(self, drafted: str = "") -> str:
-        """The sources that are asked for, joined by "+". ``drafted``: the one that runs a model."""
-        if self.sources != AUTO:
-            return self.sources
-        names = [TABLES, DatastoreHints.name if self.datastore else "", drafted]
-        return "+".join(filter(None, names))
 
 
 class LearnedState(NamedTuple):
@@ -119,6 +50,7 @@ class _Shared(NamedTuple):
     successors: SuccessorArrays | None
     states: dict[float, LearnedState]  # by temperature
     priors: Priors
+    running: WeakSet[BlendDrafter]  # requests that have begun
     store: Datastore | None = None
     head: SharedDraftModel | None = None  # or small model
 
@@ -159,7 +91,7 @@ class BlendDrafter(TransitionDrafter):
             runner, own = _runner(options)
             runner.share(own, target)  # raises: it needs the target itself
         successors, beliefs = super().share(options, target), _first_beliefs(options, target)
-        return _Shared(options.list_sources(), successors, {}, beliefs, _open_store(options, target))
+        return _Shared(options.list_sources(), successors, {}, beliefs, WeakSet(), _open_store(options, target))
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
@@ -168,7 +100,7 @@ class BlendDrafter(TransitionDrafter):
             return cls.share(options, target.info)
         successors, beliefs = super().share(options, target.info), _first_beliefs(options, target.info)
         sources, store = options.list_sources(options.drafted or HEAD), _open_store(options, target.info)
-        return _Shared(sources, successors, {}, beliefs, store, head)
+        return _Shared(sources, successors, {}, beliefs, WeakSet(), store, head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -187,6 +119,7 @@ class BlendDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
+        self.shared.running.add(self)
         sources = [SOURCES[name](self.memory, self.shared) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
@@ -202,7 +135,9 @@ class BlendDrafter(TransitionDrafter):
         self.learns_in_batch = self._learns_in_c and self._head is None
         is_default = self._head is not None and not self.options.drafted  # then it must pay
         self._passes = state.drafts.passes if is_default else None
-        if is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()):
+        if is_default and (
+            request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out() or self._has_company
+        ):
             self._leave_head()
         self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
         self._proposed = 0.0  # when the last tree was ready
@@ -221,8 +156,19 @@ class BlendDrafter(TransitionDrafter):
     def propose(self, budget: int) -> DraftTree:
         return self.propose_batch([self], [budget])[0]
 
+    @property
+    def _has_company(self) -> bool:
+        """Whether there are other requests, and the head searches by itself. Searches pay for single requests, which
+        they do not wait for (``draft_ahead``)."""
+        head = self.shared.head
+        return head is not None and head.model.searches and len(self.shared.running) > 1
+
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+        for drafter in drafters:
+            if drafter._head is not None and drafter._passes is not None and drafter._has_company:
+                drafter._head.end()
+                drafter._leave_head()
         own_heads = [drafter._head is not None for drafter in drafters]
         if not any(own_heads):
             return cls._propose_together(drafters, budgets, len(drafters))
@@ -326,6 +272,7 @@ class BlendDrafter(TransitionDrafter):
         self._read(token_ids)
 
     def end(self) -> None:
+        self.shared.running.discard(self)
         if self._head is not None:
             self._head.end()
 
@@ -349,12 +296,12 @@ class BlendDrafter(TransitionDrafter):
 
 
 def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:
-    """What was asked for, or the shipped head where its passes were measured to pay: on a CPU."""
+    """What was asked for, or the shipped head where its passes were measured to pay."""
     if options.drafted:
         runner, own = _runner(options)
         shared: SharedDraftModel = runner.attach(own, target, codec)
         return shared
-    if options.sources != AUTO or target.info.backend != FUSED_BACKEND:
+    if options.sources != AUTO or target.info.backend not in FUSED_BACKENDS:
         return None
     from draftwood.drafters.blend_head import BlendHead
 

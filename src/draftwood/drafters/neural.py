@@ -198,13 +198,13 @@ class NeuralDrafter(Drafter):
             return None
         if ahead.draft is not None:
             ahead.draft.wait()
+        self._growth_options = ahead.options
+        self._growth = self._new_growth(min(budget, MAX_NODES))  # before the wait
         found = ahead.search(self._unread)
         if found is None:
             return None
         self._length += len(self._unread)
         self._unread, self._features, self._is_borrowing = [], [], False
-        self._growth_options = ahead.options
-        self._growth = self._new_growth(min(budget, MAX_NODES))
         if budget > 1:
             self._growth.take(found)
         self.was_ready = self._model.num_prepared == ahead.num_prepared
@@ -381,6 +381,6 @@ def _common_plan(searches: Sequence[Search | None], most_run: int) -> SearchPlan
     ]
     wanted = max([search.passes for search in searches if search is not None])
     passes = min(wanted, most_run // kind.width)
-    if passes < 1:
+    if passes < min(wanted, 1):
         return None
     return SearchPlan(kind.width, kind.top_k, passes, limits, kind.anywhere, kind.threshold, kind.is_fixed)

@@ -131,6 +131,8 @@ class SearchLaunch(Generic[PassT]):
         found = self._read(len(plan.limits), self._num_run)
         if self._graphs is None and stream is not None:
             device = self._found.device
+            if not self._num_run:
+                self._launch_level()  # which compiles its kernels; nobody reads what it finds
             self._graphs = capture(self._launch_root, stream, device), capture(self._launch_level, stream, device)
         return found
 
