@@ -47,7 +47,8 @@ class Engine:
         self._options = options
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: LiveCosts | None = None
-        self._prepared = False
+        self._prepared = 0  # positions of the largest pass, once passes have been prepared
+        self._prepared_taps = set[tuple[int, ...]]()
         self._in_flight: Launched | None = None
         self._late_error: Exception | None = None
         self._lane = 0
@@ -79,8 +80,17 @@ class Engine:
     def _prepare(self, largest: int) -> None:
         with self._lock:
             if not self._prepared:
-                self._prepared = True
+                self._prepared = largest
                 self.target.prepare(largest, self._progress)
+
+    def _prepare_taps(self, taps: tuple[int, ...]) -> None:
+        """Passes that return hidden states have to be prepared too, or trees would run in passes of other sizes."""
+        with self._lock:
+            if taps and taps not in self._prepared_taps:
+                self._prepared_taps.add(taps)
+                self.target.set_taps(taps)
+                self.target.prepare(self._prepared, self._progress)
+                self.target.set_taps(())
 
     @property
     def num_reserved(self) -> int:
@@ -361,5 +371,6 @@ class Engine:
         if sample.budget == 1 and drafter.wants_taps:
             # A head that is never asked for a tree needs neither the text nor the target's hidden states.
             drafter = PlainDrafter(NoOptions(), None)
+        self._prepare_taps(drafter.wants_taps)
         sizer = self._sizer(request.drafter) if request.budget is None else None
         return Session(sample, drafter, self._codec, self.target.info, sizer)

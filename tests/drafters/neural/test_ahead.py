@@ -247,3 +247,12 @@ def test_an_error_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RuntimeError, match="no room"):
         llm.generate(PROMPTS[:1], SamplingParams(max_tokens=8))
     same_as_plain(llm, PROMPTS[:1], SamplingParams(max_tokens=1))
+
+
+def test_passes_with_hidden_states_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, _ = new_llm(max_batch=1)
+    target, prepared = llm.engine.target, list[tuple[int, ...]]()
+    monkeypatch.setattr(target, "prepare", lambda *_: prepared.append(target._taps))
+    for drafter in ("plain", None, None):
+        llm.generate(PROMPTS, SamplingParams(max_tokens=2), drafter=drafter)
+    assert prepared == [(), (1, 3, 6)]
