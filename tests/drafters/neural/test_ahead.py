@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import blend, blend_head
 from draftwood.sources.neural.base import DraftModel, DraftSegment
 from draftwood.sources.neural.head import HeadModel
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment, chain_parents
@@ -218,23 +215,6 @@ def test_the_head_of_a_blend(budget: int | str) -> None:
         assert [each.token_ids for each in results] == [each.token_ids for each in plain]
     assert launches.num_used > (0 if budget == "auto" else 40)
     assert launches.num_missed == 0
-
-
-def test_the_head_of_the_default_is_for_single_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, target = head_folder("eagle3"), AsyncTarget.made()
-    monkeypatch.setattr(blend, "FUSED_BACKENDS", (target.info.backend,))
-    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
-    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=Path(folder)))
-    llm = LLM.from_target(target, ByteTokenizer(), drafter="blend", budget=12, max_batch=2)
-    launches = Launches(llm._default._shared.head.model)
-    launches.model.searches = True
-    params = SamplingParams(max_tokens=24)
-    for prompts, uses_head in ((PROMPTS[:1], True), (PROMPTS[:2], False), (PROMPTS[1:2], True)):
-        launches.num_used = 0
-        results, plain = llm.generate(prompts, params), llm.generate(prompts, params, drafter="plain")
-        assert [each.token_ids for each in results] == [each.token_ids for each in plain]
-        assert (launches.num_used > 0) == uses_head
-    assert launches.model._cache.can_open(launches.model._cache.num_slots)
 
 
 def test_an_error_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
