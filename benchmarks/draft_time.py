@@ -9,8 +9,10 @@ the probability of a trained head. Cycles are those of the engine: a tree is dra
 accepted, each node with the probability that the head gave it. The next draft continues with the accepted tokens.
 
 ``draft`` is the time of ``propose`` and ``observe``: ``passes`` runs of the head take ``pass`` each, the rest is
-``host`` (tree growth, bookkeeping). A head that grows a tree by itself counts as one pass. ``device`` is the GPU time
-of the last single pass when replayed alone. All figures are medians over cycles in ms; growth policies are interleaved.
+``host`` (tree growth, bookkeeping). A head that grows a tree by itself counts as one pass. If its search was launched
+behind the verifying pass, only what is left of it counts when the target has answered; ``--waits`` launches it then.
+``device`` is the GPU time of the last single pass when replayed alone. All figures are medians over cycles in ms; the
+policies take turns, with some cycles each.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ GROWTHS = {
 AHEAD_CYCLES = 2_000_000  # sleep, so that the host issues the work before the device starts it
 REPLAYS = 30
 MAX_CYCLES = 1000
+AT_ONCE = 10  # cycles of a policy: between them other drafts would run
 MAX_EMITTED = 16  # mean tokens per cycle
 
 
@@ -123,6 +126,7 @@ class Request:
         self._drafter = drafter
         self._passes = passes
         self._budget = args.budget
+        self._waits = args.waits
         self._rng = random.Random(0)
         vocabulary = range(target.info.vocab_size)
         prompt = self._rng.choices(vocabulary, k=args.context + 1)  # the last one is the root
@@ -140,12 +144,17 @@ class Request:
         started = time.perf_counter()
         tree = self._drafter.propose(self._budget)
         drafted = time.perf_counter() - started
+        path = self._accepted(tree)
+        emitted = [*(tree.tokens[node] for node in path[1:]), self._rng.randrange(self._target.info.vocab_size)]
+        on_device = self._choices(tree, path, emitted)
         started = time.perf_counter()
-        output = self._run(tree.tokens, tree.parents, len(tree))
+        flight = self._target.launch([Segment(self._sequence, tree.tokens, tree.parents, len(tree))])
+        answer = None if self._waits else flight.on_device()
+        if answer is not None:
+            self._drafter.draft_ahead(answer._replace(choices=on_device), self._budget)
+        output = flight.wait()
         choices = output.greedy_ids.tolist()
         verified = time.perf_counter() - started
-        path = self._accepted(tree)
-        emitted = [*(tree.tokens[node] for node in path[1:]), choices[path[-1]]]
         self._target.keep(self._sequence, path)
         started = time.perf_counter()
         self._drafter.observe(VerifiedTree(tree, output.logits, choices, path, emitted, output.taps))
@@ -162,6 +171,12 @@ class Request:
     def _run(self, tokens: Sequence[int], parents: Sequence[int], num_logits: int) -> ForwardOutput:
         self._target.set_taps(self._drafter.wants_taps)
         return self._target.forward([Segment(self._sequence, tokens, parents, num_logits)])
+
+    def _choices(self, tree: DraftTree, path: Sequence[int], emitted: Sequence[int]) -> torch.Tensor:
+        """What the target would have chosen after each node, [MAX_NODES, 1]: in place of what random weights choose."""
+        choices = torch.full((MAX_NODES, 1), -1, dtype=torch.int32)
+        choices[list(path), 0] = torch.tensor(emitted, dtype=torch.int32)
+        return choices.to(self._target.info.device)
 
     def _accepted(self, tree: DraftTree) -> list[int]:
         """Choose a path from the root: a child is taken with the head's probability."""
@@ -236,6 +251,13 @@ def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterat
     passes = Clock()
     model.forward = passes.around(model.forward)  # type: ignore[method-assign]
     model.grow = passes.around(model.grow)  # type: ignore[method-assign]
+    start_ahead = model.start_ahead
+
+    def start(*given: Any) -> Any:
+        search = start_ahead(*given)
+        return None if search is None else passes.around(search)
+
+    model.start_ahead = start  # type: ignore[method-assign]
     requests: dict[str, Request] = {}
     for growth in args.growths:
         options = GROWTHS[growth]
@@ -244,12 +266,14 @@ def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterat
     found: dict[str, list[Cycle]] = {growth: [] for growth in requests}
     on_device: dict[str, float | None] = {}
     _tell(f"{name}: {args.warm_up} + {args.cycles} cycles, {type(model).__name__}, {target.info.backend}")
-    for number in range(args.warm_up + args.cycles):
+    total = args.warm_up + args.cycles
+    for first in range(0, total, AT_ONCE):
         for growth, request in requests.items():
-            made = request.cycle()
-            if number >= args.warm_up:
-                found[growth].append(made)
-            if number == args.warm_up + args.cycles - 1:
+            for number in range(first, min(first + AT_ONCE, total)):
+                made = request.cycle()
+                if number >= args.warm_up:
+                    found[growth].append(made)
+            if first + AT_ONCE >= total:
                 on_device[growth] = device_ms(model)
     for growth, request in requests.items():
         request.close()
@@ -323,6 +347,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     dtypes = ("float32", "float16", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 on a GPU, else float32")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--waits", action="store_true", help="launch drafts only when the target has answered")
     parser.add_argument("--eager", action="store_true", help="run the head without CUDA graphs")
     parser.add_argument("--out", type=Path, help="write all figures to a JSON file")
     return parser.parse_args(argv)

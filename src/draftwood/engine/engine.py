@@ -47,7 +47,7 @@ class Engine:
         self._options = options
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: LiveCosts | None = None
-        self._prepared = 0  # positions of the largest pass, once passes have been prepared
+        self._prepared = False
         self._prepared_taps = set[tuple[int, ...]]()
         self._in_flight: Launched | None = None
         self._late_error: Exception | None = None
@@ -80,7 +80,7 @@ class Engine:
     def _prepare(self, largest: int) -> None:
         with self._lock:
             if not self._prepared:
-                self._prepared = largest
+                self._prepared = True
                 self.target.prepare(largest, self._progress)
 
     def _prepare_taps(self, taps: tuple[int, ...]) -> None:
@@ -89,7 +89,7 @@ class Engine:
             if taps and taps not in self._prepared_taps:
                 self._prepared_taps.add(taps)
                 self.target.set_taps(taps)
-                self.target.prepare(self._prepared, self._progress)
+                self.target.prepare(self.budget, self._progress)  # of one request: batches have other passes
                 self.target.set_taps(())
 
     @property
