@@ -135,15 +135,18 @@ class Clock:
     now = 0.0
 
 
-def run_drafts(record: SearchRecord, count: int, *, level_seconds: float, gained: int, trust: Trust) -> list[int]:
+def run_drafts(
+    record: SearchRecord, count: int, *, level_seconds: float, gained: int, trust: Trust, is_ahead: bool = False
+) -> list[int]:
     """Drafts with the head, where a cycle takes 1 second and the others make a tree of two tokens. Each level promises
-    0.3 tokens; ``gained``: tokens that really come of the levels."""
-    levels = list[int]()
+    0.3 tokens; ``gained``: tokens that really come of the levels. ``is_ahead``: searches are launched before their text
+    is known."""
+    levels, upcoming = list[int](), None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searched.time, "perf_counter", lambda: Clock.now)
         for _ in range(count):
-            draft = SearchedDraft(record, 1, is_timed=True)
-            draft.start()
+            draft = upcoming or SearchedDraft(record, 1, is_timed=True)
+            draft.start(Clock.now if is_ahead else None)
             without = BlendedTree(new_growth(0).tree(), LIMITS.budget, 0.0)
             if draft.looks:
                 own = [trust.share * gain for gain in record.gains(without.promise)]
@@ -158,6 +161,8 @@ def run_drafts(record: SearchRecord, count: int, *, level_seconds: float, gained
             Clock.now += 1.0
             draft.note(growth, 1, text, record, trust)
             levels.append(draft.levels)
+            upcoming = SearchedDraft(record, 1, is_timed=True, is_ahead=True) if is_ahead else None
+            upcoming = upcoming if upcoming is not None and upcoming.levels else None
     return levels
 
 
@@ -169,6 +174,18 @@ def test_levels_are_run_while_they_pay() -> None:
     assert dear.count(0) > 0.9 * len(dear)
     tried = [number for number, levels in enumerate(dear) if levels][-4:]
     assert all(later - earlier > 4 * TRY_EVERY for earlier, later in pairwise(tried))
+
+
+def test_levels_of_searches_that_are_launched_ahead() -> None:
+    """They are those of the last look, and all of them now and then: that is how they come back when they pay again."""
+    record, trust = SearchRecord(), Trust()
+    pays = {"level_seconds": 0.001, "gained": 3, "trust": trust, "is_ahead": True}
+    assert run_drafts(record, 120, **pays)[-40:] == [MOST_LEVELS] * 40
+    dear = run_drafts(record, 800, **(pays | {"gained": 0, "level_seconds": 0.08}))
+    assert dear.count(0) > 0.6 * len(dear)
+    assert MOST_LEVELS in dear[-400:]
+    back = run_drafts(record, 1500, **pays)
+    assert back[-40:].count(MOST_LEVELS) > 30
 
 
 def test_promises_that_are_not_kept_are_not_trusted() -> None:

@@ -3,6 +3,7 @@ tree."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from draftwood.growth import (
 from draftwood.growth.neural import Search
 from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
-from draftwood.targets import Target, TargetInfo, TargetParts
+from draftwood.targets import DeviceAnswer, Target, TargetInfo, TargetParts
 from draftwood.tree import DraftTree
 
 MAX_UNREAD = 256  # tokens that a head that does not pay keeps for the time when it does
@@ -46,6 +47,7 @@ class Expander(NeuralDrafter):
         self._trust = Trust(records.trust)
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._next: SearchedDraft | None = None  # launched for the next one
+        self._noted = 0.0  # when the last cycle ended
         self._without: BlendedTree | None = None  # instead of it
 
     def begin(self, request: DraftRequest) -> None:
@@ -67,7 +69,8 @@ class Expander(NeuralDrafter):
             search = first._next
         else:
             search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed)
-        search.start()
+        is_whole = first._model.searches_ahead and len(drafters) == 1 and first._noted > 0.0
+        search.start(first._noted if is_whole else None)
         for drafter in drafters:
             drafter._search, drafter._next = search, None
             drafter._rows.clear()
@@ -80,9 +83,14 @@ class Expander(NeuralDrafter):
         search.end(levels, counts=first.was_ready)
         return trees
 
+    def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
+        super().draft_ahead(answer, budget)
+        if self._ahead is None:
+            self._next = None
+
     def _search_ahead(self, size: int) -> Search | None:
         search = SearchedDraft(self._records.searches, 1, is_timed=self._is_timed, is_ahead=True)
-        levels = min(search.levels, self._model.max_depth or MOST_LEVELS)
+        levels = min(search.levels, self._model.max_depth or MOST_LEVELS, self._limits.max_depth)
         if not levels:
             return None
         self._next = search
@@ -120,6 +128,7 @@ class Expander(NeuralDrafter):
     def note_cycle(self, seconds: float, num_kept: int, emitted: Sequence[int]) -> None:
         """The last tree was cut to ``num_kept`` nodes, and verified ``seconds`` after it was ready."""
         growth, context = self._growth, self.num_text
+        self._noted = time.perf_counter()
         self.num_text += len(emitted)
         if self._search is not None and isinstance(growth, SearchedBlend):
             self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
@@ -158,7 +167,7 @@ class BlendHead(Expander, HeadDrafter):
     def skip(self, token_ids: Sequence[int]) -> None:
         """Without the hidden states of these tokens, it goes on after the next tree."""
         self._root = token_ids[-1]
-        self._unread, self._features, self._ahead = [], [], None
+        self._unread, self._features, self._ahead, self._next, self._noted = [], [], None, None, 0.0
 
     @classmethod
     def attach_shipped(cls, target: Target) -> SharedDraftModel | None:

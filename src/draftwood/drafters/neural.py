@@ -15,6 +15,7 @@ in its cache. A head computes them again from the target's own features.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -112,6 +113,7 @@ class NeuralDrafter(Drafter):
     def begin(self, request: DraftRequest) -> None:
         self._growth: GrowingTree
         self._ahead: Ahead | None = None
+        self._observed = 0.0  # when the last cycle ended
         self._params = request.params
         self._prompt_ids = request.prompt_ids
         self._draws = self.draws_for(request.params, is_timed=request.is_timed)
@@ -178,14 +180,16 @@ class NeuralDrafter(Drafter):
         return trees
 
     def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
-        if self._sequence is None or self._unread or self._draws:
+        if self._sequence is None or self._unread or self._draws or self._sharpens:
             return
         draft, num_prepared = _begin_draft([self]), self._model.num_prepared
-        found = None if self._sharpens else self._search_ahead(min(budget, MAX_NODES))
+        found = self._search_ahead(min(budget, MAX_NODES))
         plan = _common_plan([found], min(MAX_NODES, self._room - self._length - self._model.root_chunk))
         search = None if plan is None else self._model.start_ahead(answer, self._sequence, plan)
         if search is not None:
             self._ahead = Ahead(search, self._growth_options, draft, num_prepared)
+        elif draft is not None:
+            self.drafts_ahead = False  # levels are chosen once per draft
 
     def _search_ahead(self, size: int) -> Search | None:
         """The search by which a next tree of ``size`` nodes may grow; None if none does."""
@@ -197,7 +201,7 @@ class NeuralDrafter(Drafter):
         if ahead is None:
             return None
         if ahead.draft is not None:
-            ahead.draft.wait()
+            ahead.draft.start(self._observed)
         self._growth_options = ahead.options
         self._growth = self._new_growth(min(budget, MAX_NODES))  # before the wait
         found = ahead.search(self._unread)
@@ -215,6 +219,7 @@ class NeuralDrafter(Drafter):
         return tree
 
     def observe(self, verified: VerifiedTree) -> None:
+        self._observed = time.perf_counter()
         emitted = verified.emitted
         self._root = emitted[-1]
         if self._draft is not None:
@@ -379,8 +384,7 @@ def _common_plan(searches: Sequence[Search | None], most_run: int) -> SearchPlan
         for search in searches
         if search is not None
     ]
-    wanted = max([search.passes for search in searches if search is not None])
-    passes = min(wanted, most_run // kind.width)
-    if passes < min(wanted, 1):
+    if most_run < kind.width:
         return None
+    passes = min(max([search.passes for search in searches if search is not None]), most_run // kind.width)
     return SearchPlan(kind.width, kind.top_k, passes, limits, kind.anywhere, kind.threshold, kind.is_fixed)

@@ -87,10 +87,12 @@ class Engine:
         """Passes that return hidden states have to be prepared too, or trees would run in passes of other sizes."""
         with self._lock:
             if taps and taps not in self._prepared_taps:
-                self._prepared_taps.add(taps)
                 self.target.set_taps(taps)
-                self.target.prepare(self.budget, self._progress)  # of one request: batches have other passes
-                self.target.set_taps(())
+                try:
+                    self.target.prepare(self.budget, self._progress)  # of one request: batches have other passes
+                finally:
+                    self.target.set_taps(())
+                self._prepared_taps.add(taps)
 
     @property
     def num_reserved(self) -> int:

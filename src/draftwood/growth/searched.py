@@ -203,15 +203,19 @@ class SearchedDraft:
         self.levels = chosen if is_timed else MOST_LEVELS
         self.looks = False
         self._has_cycled = False
+        self._is_whole = False  # whether times begin where the last cycle ended
         self._since = 0.0
 
-    def start(self) -> None:
-        """The text is known."""
+    def start(self, since: float | None = None) -> None:
+        """The text is known. ``since``: when the last cycle ended, if drafts take time since then, whether they are
+        launched ahead or not."""
         times = self._times
         times.num_chosen += 1
+        is_trial = self._is_ahead and self.levels > times.chosen
         times.upcoming = times.chosen
-        self.looks = self._is_timed and (not times.rest or times.num_chosen >= LOOK_EVERY)
-        self._since = time.perf_counter()
+        self.looks = self._is_timed and (not times.rest or times.num_chosen >= LOOK_EVERY or is_trial)
+        self._is_whole = since is not None
+        self._since = time.perf_counter() if since is None else since
 
     def look(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> None:
         """By what trees of the other sources promise, and levels gain."""
@@ -219,12 +223,14 @@ class SearchedDraft:
         levels = self._record.choose(promises, gains)
         if not self._is_ahead:
             self.levels = levels
-        self._since = time.perf_counter()
+        if not self._is_whole:
+            self._since = time.perf_counter()
 
     def end(self, num_run: int, *, counts: bool = True) -> None:
         """The trees are ready. ``num_run``: levels, fewer than were chosen if no request could run them. ``counts``:
         later drafts will take about as long."""
         now = time.perf_counter()
+        counts = counts and not (self.looks and self._is_whole)  # the look took time too
         if counts and (num_run or not (self.levels or self.looks)):
             self._times.note_draft(num_run, now - self._since)
         self._since = now

@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 
-from draftwood.targets.base import DeviceAnswer, Segment
+from draftwood.targets.base import DeviceAnswer, Draw, PendingPass, Segment
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda.inputs import NO_SLOT, Inputs, new_moves
 from draftwood.targets.native.decoder import pack
 from draftwood.tree import DraftTree
 from draftwood.verify import accept_greedy
+from tests.tools.cuda import SMALL, new_target
 from tests.tools.triton import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
@@ -111,3 +112,49 @@ def test_the_path_becomes_text(size: int, rows: int, is_chain: bool) -> None:
         assert own._slots.tolist() == [*wanted._slots[:count].tolist(), *[NO_SLOT] * (ROWS - count)]
         assert own._wanted[0] == wanted._wanted[0] == count - 1
         assert own._moves[: 1 + ROWS].tolist() == [count, *[GIVEN] * ROWS]
+
+
+@runs_kernels
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_what_a_pass_leaves_on_the_device(is_drawn: bool) -> None:
+    """Its answer leads to the same path there as on the host."""
+    target = new_target(SMALL, torch.bfloat16, "fused-cuda")
+    sequences, draw = [target.open(8) for _ in range(2)], None
+    if is_drawn:
+        draw = Draw((0.7, 0, 1.0, 0.0), lambda: [0.3, 0.6, 0.9, 0.5])
+
+    def launch(tokens: list[int], *, at: list[int]) -> PendingPass:
+        return target.launch([Segment(sequences[0], tokens, at, len(tokens), draw=draw)])
+
+    assert launch([5, 6, 7, 8], at=[-1, 0, 0, 1]).on_device() is None  # without hidden states
+    target.set_taps([1])
+    first = launch([5, 6, 7, 8], at=[-1, 0, 0, 1]).wait()
+    choice = int(first.greedy_ids[0] if first.drawn is None else first.drawn[0])
+    tokens, parents = [5, choice ^ 1, choice, 9], [-1, 0, 0, 2]
+    flight = launch(tokens, at=parents)
+    answer = flight.on_device()
+    assert answer is not None
+    own, addresses = Inputs(ROWS, ROWS, PER_TILE, DEVICE), torch.zeros(ROWS, dtype=torch.int64, device=DEVICE)
+    told = torch.zeros(1 + ROWS, dtype=torch.int32, device=DEVICE)
+    follow_path(answer, 0, 3, own, addresses, told)
+    output = flight.wait()
+    assert (output.drawn is not None) == is_drawn
+    choices = (output.greedy_ids if output.drawn is None else output.drawn).tolist()
+    tree = DraftTree.unchecked(
+        tokens=tuple(tokens),
+        parents=tuple(parents),
+        depths=(0, 1, 1, 2),
+        sources=("root", *("guess",) * 3),
+        probs=(1.0,) * 4,
+        proposals={},
+    )
+    accepted = accept_greedy(tree, choices)
+    assert len(accepted.path) > 1
+    count, *found = told.tolist()
+    assert found[:count] == list(accepted.token_ids(tree))
+    assert output.taps is not None
+    width = output.taps.shape[1] * output.taps.element_size()
+    places = [(address - output.taps.data_ptr()) // width for address in addresses[:count].tolist()]
+    assert places == list(accepted.path)
+    two = [Segment(sequence, [5], [-1], 1) for sequence in sequences]
+    assert target.launch(two).on_device() is None

@@ -101,9 +101,10 @@ class LeveledDraft:
         self._since = time.perf_counter()
         self._has_cycled = False
 
-    def wait(self) -> None:
-        """What took no time until now begins to take some: the host has nothing else to do."""
-        self._since = time.perf_counter()
+    def start(self, since: float) -> None:
+        """It was launched ahead, and takes time since the last cycle ended. Less than a whole search: the host works
+        meanwhile. If it worked for longer, that counts too, or searches would seem to take no time."""
+        self._since = since
 
     def end(self, *, counts: bool = True) -> None:
         """The trees are ready. ``counts``: later drafts will take about as long."""

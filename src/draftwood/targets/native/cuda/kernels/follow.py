@@ -55,7 +55,7 @@ def _follow(
     is_text = row < count
     token = tl.sum(tl.where(is_row, choice[None, :], 0), axis=1)
     place = tl.sum(tl.where(is_row, other, 0), axis=1)
-    tl.store(own_ids + row, tl.where(is_text, token, 0))
+    tl.store(own_ids + row, tl.where(is_text, tl.maximum(token, 0), 0))  # a token that could not be drawn is negative
     tl.store(own_positions + row, tl.where(is_text, length + row, 0))
     tl.store(own_slots + row, tl.where(is_text, base + length + row, NOWHERE))
     tl.store(sources + 1 + row, row * 0 + IS_GIVEN)
