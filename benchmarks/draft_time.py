@@ -9,8 +9,9 @@ the probability of a trained head. Cycles are those of the engine: a tree is dra
 accepted, each node with the probability that the head gave it. The next draft continues with the accepted tokens.
 
 ``draft`` is the time of ``propose`` and ``observe``: ``passes`` runs of the head take ``pass`` each, the rest is
-``host`` (tree growth, bookkeeping). A head that grows a tree by itself counts as one pass. If its search was launched
-behind the verifying pass, only what is left of it counts when the target has answered; ``--waits`` launches it then.
+``host`` (tree growth, bookkeeping). A head that grows a tree by itself counts as one pass. The device starts it right
+after the target's pass, so what counts is how long it still takes once the host has the target's answer. With
+``--waits`` it starts only then.
 ``device`` is the GPU time of the last single pass when replayed alone. All figures are medians over cycles in ms; the
 policies take turns, with some cycles each.
 """

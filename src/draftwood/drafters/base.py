@@ -194,8 +194,9 @@ class Drafter(ABC):
         return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
 
     def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
-        """The target verifies the last tree now, on its device. A drafter whose model runs there may launch the next
-        draft behind that pass, of about ``budget`` nodes. It must not matter if nothing comes of it."""
+        """The device runs the target's pass over the last tree. A drafter whose model runs there too may queue its next
+        draft, of about ``budget`` nodes, right after that pass. The next ``propose`` may have to drop it: the text can
+        become another one than the device accepts."""
 
     def observe(self, verified: VerifiedTree) -> None:
         """Learn from a verified tree and append the emitted tokens."""

@@ -77,6 +77,7 @@ class NeuralDrafter(Drafter):
     chooses_levels = True
     options: NeuralOptions
     shared: SharedDraftModel
+    _growth: GrowingTree  # of the last tree
 
     def __init__(self, options: NeuralOptions, shared: SharedDraftModel, memory: None = None) -> None:
         super().__init__(options, shared, memory)
@@ -111,7 +112,6 @@ class NeuralDrafter(Drafter):
         return SharedDraftModel(model, growth, cls.name, max_positions, levels)
 
     def begin(self, request: DraftRequest) -> None:
-        self._growth: GrowingTree
         self._ahead: Ahead | None = None
         self._observed = 0.0  # when the last cycle ended
         self._params = request.params
@@ -189,7 +189,7 @@ class NeuralDrafter(Drafter):
         if search is not None:
             self._ahead = Ahead(search, self._growth_options, draft, num_prepared)
         elif draft is not None:
-            self.drafts_ahead = False  # levels are chosen once per draft
+            self.drafts_ahead = False  # it would fail again, and levels must be chosen only once per draft
 
     def _search_ahead(self, size: int) -> Search | None:
         """The search by which a next tree of ``size`` nodes may grow; None if none does."""

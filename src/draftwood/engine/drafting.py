@@ -57,8 +57,8 @@ def draft(
 
 
 def draft_ahead(launched: Pass) -> None:
-    """While the device verifies the tree of a single request: its drafter may launch the next draft there, which then
-    waits for no work of the host."""
+    """Lets the drafter of a single request queue its next draft on the device, right after the pass that runs there, so
+    that it does not wait for the host."""
     if len(launched.sessions) > 1:
         return
     (session,) = launched.sessions

@@ -9,8 +9,8 @@ the tree: the chances of the nodes that it would not have had without the level.
 sources know, so it is recorded by the tokens that the tree without the draft model promises. Whether promises are kept
 is known after the cycle: the tree without the draft model would have had a part of the accepted path. Texts differ in
 that, so each request learns for itself how far to trust promises. All this takes a second tree, so only some drafts
-look at it; those in between have as many levels as the last one that did. A search that is launched behind the target's
-pass, before the text is known, has the levels that the last look has chosen.
+look at it; those in between have as many levels as the last one that did. So has a search that the device starts right
+after the target's pass, when the text is not known yet.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class SearchedDraft:
         self._since = 0.0
 
     def start(self, since: float | None = None) -> None:
-        """The text is known. ``since``: when the last cycle ended, if drafts take time since then, whether they are
-        launched ahead or not."""
+        """The text is known now. ``since``: when the time of the draft begins; None: now. Where searches may be
+        launched ahead, it is the end of the last cycle for all drafts, so that their times can be compared."""
         times = self._times
         times.num_chosen += 1
         is_trial = self._is_ahead and self.levels > times.chosen

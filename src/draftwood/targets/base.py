@@ -115,7 +115,7 @@ class PendingPass(ABC):
 
 
 class DeviceAnswer(NamedTuple):
-    """What a pass over one tree read, and what it will leave behind: tensors on the device."""
+    """Inputs and results of a pass over one tree: tensors on the device. The results are there when it has finished."""
 
     ids: torch.Tensor  # [N] of the nodes, then padding
     positions: torch.Tensor  # [N]

@@ -1,4 +1,4 @@
-"""Drafts that are launched behind the target's pass, before the host knows the text that they continue."""
+"""Drafts that start right after the target's pass, before the host knows the text that they continue."""
 
 from __future__ import annotations
 

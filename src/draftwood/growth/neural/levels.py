@@ -102,8 +102,8 @@ class LeveledDraft:
         self._has_cycled = False
 
     def start(self, since: float) -> None:
-        """It was launched ahead, and takes time since the last cycle ended. Less than a whole search: the host works
-        meanwhile. If it worked for longer, that counts too, or searches would seem to take no time."""
+        """It was launched ahead: its time begins at ``since``, the end of the last cycle, not when the host begins to
+        wait. Otherwise a host that comes late would make searches seem to take no time."""
         self._since = since
 
     def end(self, *, counts: bool = True) -> None:

@@ -145,9 +145,9 @@ class FeatureDecoder:
     def start_ahead(
         self, answer: DeviceAnswer, base: int, length: int, plan: SearchPlan
     ) -> SearchLaunch[FeaturePass] | None:
-        """Launch a search behind the target's pass over a tree, which the device is still running: below the path that
-        the pass accepts, which continues a sequence of ``length`` positions from slot ``base`` on. Does not wait. None
-        if the tree is too large."""
+        """Queue a search right after the target's pass over a tree, which the device is still running. It begins below
+        the path that the pass accepts, which continues a sequence of ``length`` positions from slot ``base`` on. Does
+        not wait. None if the tree is too large."""
         if len(answer.ids) > MAX_FOLLOWED or answer.taps.dtype != self._model.feature_cache.dtype:
             return None
         best = min(BEST[bisect_left(BEST, plan.best)], self._vocab_size)

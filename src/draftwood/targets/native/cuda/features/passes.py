@@ -70,7 +70,7 @@ class FeaturePass(Pass):
 
     def follow(self, answer: DeviceAnswer, base: int, length: int) -> None:
         """Read the tokens along the path that a tree's pass accepts, which continue a sequence of ``length`` positions
-        from slot ``base`` on. Launched behind that pass; does not wait."""
+        from slot ``base`` on. To be called while the device runs that pass; does not wait."""
         follow_path(answer, base, length, self.inputs, self._addresses, self._told)
 
     @property
