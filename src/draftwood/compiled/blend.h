@@ -38,69 +38,88 @@ typedef struct {
     TextEnd end; /* of the text that trees continue */
 } Blend;
 
-/* A token that may follow a node. */
+/* How the guesses that the same set of sources hints at are mixed. */
 typedef struct {
-    double chance;
-    int32_t token;
-    uint32_t listed; /* bit s: source s hints at it */
-    int32_t kinds[MAX_SOURCES];
-    double *weights; /* those that were used */
-} Guess;
+    int is_known;
+    double odds; /* before their own hints are added: the bias, and what the silence of other sources says */
+    double *weights; /* bias first */
+} Mix;
 
+/* The tokens that may follow a node, in columns. */
+enum { MAX_GUESSES = MAX_SOURCES * MAX_HINTS };
 typedef struct {
     int64_t count;
-    Guess guesses[MAX_SOURCES * MAX_HINTS];
+    int32_t tokens[MAX_GUESSES];
+    uint32_t listed[MAX_GUESSES]; /* bit s: source s hints at it */
+    double chances[MAX_GUESSES];
+    int32_t kinds[MAX_GUESSES][MAX_SOURCES]; /* of the hints; for a source that does not hint at it, see `absent` */
+    uint32_t informed; /* bit s: source s knows something about this text */
+    int32_t absent[MAX_SOURCES]; /* kinds of tokens that a source does not hint at; NONE: it knows nothing */
+    Mix mixes[1 << MAX_SOURCES]; /* by the sources that hint at a token */
 } GuessList;
 
-static Guess *guess_of(GuessList *all, int32_t token) {
+static inline int64_t guess_of(GuessList *all, int32_t token) {
     for (int64_t i = 0; i < all->count; i++)
-        if (all->guesses[i].token == token) return &all->guesses[i];
-    Guess *guess = &all->guesses[all->count++];
-    guess->token = token;
-    guess->listed = 0;
-    return guess;
+        if (all->tokens[i] == token) return i;
+    all->tokens[all->count] = token;
+    all->listed[all->count] = 0;
+    return all->count++;
+}
+
+static const Mix *mix_of(const Blend *b, GuessList *all, uint32_t listed, int is_sure) {
+    static const int64_t POWERS[] = {1, 3, 9, 27, 81, 243, 729, 2187, 6561};
+    Mix *mix = &all->mixes[listed];
+    if (mix->is_known) return mix;
+    int64_t state = is_sure ? POWERS[b->num_sources] : 0;
+    for (int64_t s = 0; s < b->num_sources; s++) state += POWERS[s] * ((all->informed >> s & 1) + (listed >> s & 1));
+    const double *weights = mix->weights = b->weights + state * (b->num_sources + 1);
+    mix->odds = weights[0];
+    for (int64_t s = 0; s < b->num_sources; s++)
+        if (~listed >> s & 1 && all->absent[s] != NONE)
+            mix->odds += weights[s + 1] * b->sources[s].logits[all->absent[s]];
+    mix->is_known = 1;
+    return mix;
 }
 
 /* Asks all sources what may follow a text, and mixes their answers. */
 static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, GuessList *all) {
-    static const int64_t POWERS[] = {1, 3, 9, 27, 81, 243, 729, 2187, 6561};
-    int32_t absent[MAX_SOURCES];
-    uint32_t informed = 0;
     double strongest = -HUGE_VAL;
     Hints hints;
     all->count = 0;
+    all->informed = 0;
     for (int64_t s = 0; s < b->num_sources; s++) {
         hints.count = 0;
         hints.absent = NONE;
         b->sources[s].look(b->sources[s].data, tail, length, depth, &hints);
-        absent[s] = hints.absent;
-        if (hints.count) informed |= 1u << s;
+        all->absent[s] = hints.count ? hints.absent : NONE;
+        if (hints.count) all->informed |= 1u << s;
         for (int64_t i = 0; i < hints.count; i++) {
-            Guess *guess = guess_of(all, hints.tokens[i]);
-            guess->listed |= 1u << s;
-            guess->kinds[s] = hints.kinds[i];
+            const int64_t guess = guess_of(all, hints.tokens[i]);
+            all->listed[guess] |= 1u << s;
+            all->kinds[guess][s] = hints.kinds[i];
             const double odds = b->sources[s].logits[hints.kinds[i]];
             if (odds > strongest) strongest = odds;
         }
     }
-    const int64_t first_state = strongest >= SURE ? POWERS[b->num_sources] : 0;
+    memset(all->mixes, 0, sizeof *all->mixes << b->num_sources);
     double total = 0.0;
     for (int64_t i = 0; i < all->count; i++) {
-        Guess *guess = &all->guesses[i];
-        int64_t state = first_state;
-        for (int64_t s = 0; s < b->num_sources; s++) {
-            if (!(guess->listed >> s & 1)) guess->kinds[s] = informed >> s & 1 ? absent[s] : NONE;
-            state += POWERS[s] * ((informed >> s & 1) + (guess->listed >> s & 1));
+        const Mix *mix = mix_of(b, all, all->listed[i], strongest >= SURE);
+        double odds = mix->odds;
+        for (uint32_t left = all->listed[i]; left; left &= left - 1) {
+            const int s = __builtin_ctz(left);
+            odds += mix->weights[s + 1] * b->sources[s].logits[all->kinds[i][s]];
         }
-        guess->weights = b->weights + state * (b->num_sources + 1);
-        double odds = guess->weights[0];
-        for (int64_t s = 0; s < b->num_sources; s++)
-            if (guess->kinds[s] != NONE) odds += guess->weights[s + 1] * b->sources[s].logits[guess->kinds[s]];
-        guess->chance = 1.0 / (1.0 + exp(-odds));
-        total += guess->chance;
+        all->chances[i] = 1.0 / (1.0 + exp(-odds));
+        total += all->chances[i];
     }
     if (total > 1.0)
-        for (int64_t i = 0; i < all->count; i++) all->guesses[i].chance /= total;
+        for (int64_t i = 0; i < all->count; i++) all->chances[i] /= total;
+}
+
+/* The kind that a source gives to a guess; NONE if it knows nothing about the text. */
+static inline int32_t hinted_kind(const GuessList *all, int64_t guess, int64_t source) {
+    return all->listed[guess] >> source & 1 ? all->kinds[guess][source] : all->absent[source];
 }
 
 static void count_kind(const Source *source, int32_t kind, double right, double decay) {
@@ -114,17 +133,19 @@ static void count_kind(const Source *source, int32_t kind, double right, double 
 /* Counts one outcome: `right` followed the text. */
 static void learn_outcome(Blend *b, const GuessList *all, int32_t right) {
     for (int64_t i = 0; i < all->count; i++) {
-        const Guess *guess = &all->guesses[i];
-        const double hit = guess->token == right, error = hit - guess->chance;
-        guess->weights[0] += b->bias_step * error;
-        for (int64_t s = 0; s < b->num_sources; s++)
-            if (guess->kinds[s] != NONE)
-                guess->weights[s + 1] += b->step * error * b->sources[s].logits[guess->kinds[s]];
+        double *weights = all->mixes[all->listed[i]].weights;
+        const double error = (all->tokens[i] == right) - all->chances[i];
+        weights[0] += b->bias_step * error;
+        for (int64_t s = 0; s < b->num_sources; s++) {
+            const int32_t kind = hinted_kind(all, i, s);
+            if (kind != NONE) weights[s + 1] += b->step * error * b->sources[s].logits[kind];
+        }
     }
     for (int64_t i = 0; i < all->count; i++)
-        for (int64_t s = 0; s < b->num_sources; s++)
-            if (all->guesses[i].kinds[s] != NONE)
-                count_kind(&b->sources[s], all->guesses[i].kinds[s], all->guesses[i].token == right, b->decay);
+        for (int64_t s = 0; s < b->num_sources; s++) {
+            const int32_t kind = hinted_kind(all, i, s);
+            if (kind != NONE) count_kind(&b->sources[s], kind, all->tokens[i] == right, b->decay);
+        }
 }
 
 /* -- growing ------------------------------------------------------------------------------------------------------- */
@@ -172,11 +193,11 @@ typedef struct {
 static int32_t keep_best(const GuessList *all, Offer *offers, int64_t room, double min_chance) {
     int64_t count = 0;
     for (int64_t i = 0; i < all->count; i++) {
-        const Guess *guess = &all->guesses[i];
-        if (guess->chance < min_chance || (count == room && guess->chance <= offers[count - 1].chance)) continue;
+        const double chance = all->chances[i];
+        if (chance < min_chance || (count == room && chance <= offers[count - 1].chance)) continue;
         int64_t at = count < room ? count++ : count - 1;
-        for (; at > 0 && offers[at - 1].chance < guess->chance; at--) offers[at] = offers[at - 1];
-        offers[at] = (Offer){guess->chance, guess->token, guess->listed};
+        for (; at > 0 && offers[at - 1].chance < chance; at--) offers[at] = offers[at - 1];
+        offers[at] = (Offer){chance, all->tokens[i], all->listed[i]};
     }
     return (int32_t)count;
 }
@@ -350,9 +371,9 @@ int64_t draftwood_blend_guesses(const Blend *b, const int32_t *tail, int64_t len
     find_guesses(b, tail, length, depth, all);
     const int64_t count = all->count < room ? all->count : room;
     for (int64_t i = 0; i < count; i++) {
-        tokens[i] = all->guesses[i].token;
-        listed[i] = (int32_t)all->guesses[i].listed;
-        memcpy(kinds + i * b->num_sources, all->guesses[i].kinds, b->num_sources * sizeof *kinds);
+        tokens[i] = all->tokens[i];
+        listed[i] = (int32_t)all->listed[i];
+        for (int64_t s = 0; s < b->num_sources; s++) kinds[i * b->num_sources + s] = hinted_kind(all, i, s);
     }
     free(all);
     return count;

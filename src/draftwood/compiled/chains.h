@@ -20,11 +20,11 @@ static int64_t best_chain(const Blend *b, const Places *own, int64_t max_tokens,
     for (double value = 1.0; size < max_tokens; size++) {
         const int64_t known = length + size < TAIL ? length + size : TAIL;
         find_guesses(b, text + length + size - known, known, size, all);
-        const Guess *best = NULL;
-        for (int64_t i = 0; i < all->count; i++)
-            if (!best || all->guesses[i].chance > best->chance) best = &all->guesses[i];
-        if (!best || (value *= best->chance) < min_value) break;
-        text[length + size] = tokens[size] = best->token;
+        int64_t best = 0;
+        for (int64_t i = 1; i < all->count; i++)
+            if (all->chances[i] > all->chances[best]) best = i;
+        if (!all->count || (value *= all->chances[best]) < min_value) break;
+        text[length + size] = tokens[size] = all->tokens[best];
         values[size] = value;
     }
     return size;

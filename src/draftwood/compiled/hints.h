@@ -27,7 +27,7 @@ typedef int (*Follow)(void *data, const Seen *seen);
 
 static int32_t bucket(const double *edges, int32_t count, double value) {
     int32_t at = 0;
-    while (at < count && edges[at] <= value) at++;
+    for (int32_t i = 0; i < count; i++) at += edges[i] <= value; /* they ascend; without branches */
     return at;
 }
 

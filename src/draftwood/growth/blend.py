@@ -170,9 +170,10 @@ class PythonBlend:
             bits = sum(1 << number for number in own)
             place = int(is_sure), state_of(informed, bits)
             odds, *weights = self._learned.weights[place].tolist()
-            for number, kind in enumerate(kinds):
-                if kind != NONE:
-                    odds += weights[number] * float(self._learned.logits[number][kind])
+            # What silence says comes first: it is the same for all guesses of the same sources.
+            for number in sorted(range(len(kinds)), key=lambda number: number in own):
+                if kinds[number] != NONE:
+                    odds += weights[number] * float(self._learned.logits[number][kinds[number]])
             guesses.append(_Guess(1.0 / (1.0 + exp(-odds)), token, bits, kinds, place))
         total = 0.0
         for guess in guesses:
