@@ -188,11 +188,21 @@ def test_levels_of_searches_that_are_launched_ahead() -> None:
     assert back[-40:].count(MOST_LEVELS) > 30
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_what_no_level_takes_is_tried_too(is_ahead: bool) -> None:
+    """Otherwise a first draft that was slow would make no levels seem to be as slow as some, for ever."""
+    record = SearchRecord()
+    record.times_of(1).note_draft(0, 3.0)
+    found = run_drafts(record, 400, level_seconds=0.09, gained=0, trust=Trust(), is_ahead=is_ahead)
+    assert record.times_of(1).draft(0) == pytest.approx(0.1)
+    assert found[200:].count(0) > 120
+
+
 def test_promises_that_are_not_kept_are_not_trusted() -> None:
     shared = Trust()
     record = SearchRecord()
     kept = run_drafts(record, 400, level_seconds=0.08, gained=3, trust=Trust(shared))
-    assert min(kept[200:]) > 0
+    assert kept[200:].count(0) < 5  # trials
     own = Trust(shared)
     broken = run_drafts(record, 800, level_seconds=0.08, gained=0, trust=own)
     assert own.share < 0.5

@@ -135,7 +135,13 @@ class NeuralDrafter(Drafter):
             end = rows.start + len(rows.taps) + 1
             self._unread += self._prompt_ids[rows.start + 1 : end]
             self._features.append((rows.taps.clone(), None))  # the target reuses this memory
-            self._read_text(1)  # the last token may be the root, which the first pass of a cycle reads
+            if not self._reads_late:
+                self._read_text(1)  # the last token may be the root, which the first pass of a cycle reads
+
+    @property
+    def _reads_late(self) -> bool:
+        """Whether it reads a prompt only when it drafts, which it may never do."""
+        return self.allows_gaps and self._model.searches
 
     def propose(self, budget: int) -> DraftTree:
         return self.propose_batch([self], [budget])[0]

@@ -35,7 +35,7 @@ PROMISES = (1.4, 1.8, 2.4, 3.2, 4.5, 7.0)  # tokens of a tree without the draft 
 FIRST_GAIN, NEXT_GAIN = 0.5, 0.75  # priors: tokens that the first level gains, and each level of the one before
 SMOOTHING = 0.1
 LOOK_EVERY = 4  # drafts
-TRY_EVERY, MAX_TRY_EVERY = 6, 96  # looks after which all levels are run again, fewer and fewer times if none pays
+TRY_EVERY, MAX_TRY_EVERY = 6, 96  # looks after which all levels or none are tried again, fewer and fewer times
 
 Path = tuple[int, ...]  # tokens below the root
 
@@ -59,30 +59,34 @@ class SearchRecord:
         first = [FIRST_GAIN * NEXT_GAIN**level for level in range(MOST_LEVELS)]
         self._gains = [list(first) for _ in range(len(PROMISES) + 1)]  # of level 1, 2, ..., by what trees promise
         self._times: dict[int, Times] = {}  # by the number of requests: the power of two
-        self._num_looks = 0  # since all levels were tried
-        self._try_every = TRY_EVERY
+        self._stays = {MOST_LEVELS: TRY_EVERY, 0: TRY_EVERY}  # looks until so many levels are tried
+        self._left = dict(self._stays)
         self.floor = 0.0  # chance of nodes that are not worth their place, about
 
     def choose(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> int:
         """The levels of the next drafts, for requests whose trees promise so many tokens without any. ``gains``: what
         level 1, 2, ... gain for each."""
         times = self.times_of(len(promises))
-        self._num_looks += 1
         if not times.rest:
             times.upcoming = MOST_LEVELS
             return MOST_LEVELS
         expected = accumulate([sum(level) for level in zip(*gains, strict=True)], initial=sum(promises))
         rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
         times.chosen = max(range(MOST_LEVELS + 1), key=rates.__getitem__)
-        is_due = self._num_looks >= self._try_every
-        if times.chosen:
-            self._try_every = TRY_EVERY
-        elif is_due:
-            self._try_every = min(2 * self._try_every, MAX_TRY_EVERY)
-        if is_due:
-            self._num_looks = 0
-        times.upcoming = MOST_LEVELS if is_due else times.chosen
+        times.upcoming = self._choose_trial(times.chosen)
         return times.upcoming
+
+    def _choose_trial(self, chosen: int) -> int:
+        """Levels to try now: all, for what they gain; none, for the time that this takes. Otherwise those chosen."""
+        for levels in self._stays:
+            if levels == chosen or (levels and chosen):
+                self._stays[levels] = TRY_EVERY
+            self._left[levels] = min(self._left[levels], self._stays[levels]) - 1
+        due = [levels for levels, left in self._left.items() if left <= 0]
+        if not due:
+            return chosen
+        self._left[due[0]] = self._stays[due[0]] = min(2 * self._stays[due[0]], MAX_TRY_EVERY)
+        return due[0]
 
     def note_gains(self, promise: float, gains: Sequence[float]) -> None:
         """``gains``: of level 1, 2, ..., of a tree that promised so many tokens without them."""
@@ -199,8 +203,7 @@ class SearchedDraft:
         """``is_ahead``: its search is launched before the text is known."""
         self._record, self._times = record, record.times_of(num_requests)
         self._is_timed, self._is_ahead = is_timed, is_ahead
-        chosen = self._times.upcoming if is_ahead else self._times.chosen
-        self.levels = chosen if is_timed else MOST_LEVELS
+        self.levels = self._times.upcoming if is_timed else MOST_LEVELS
         self.looks = False
         self._has_cycled = False
         self._is_whole = False  # whether times begin where the last cycle ended
@@ -211,7 +214,7 @@ class SearchedDraft:
         launched ahead, it is the end of the last cycle for all drafts, so that their times can be compared."""
         times = self._times
         times.num_chosen += 1
-        is_trial = self._is_ahead and self.levels > times.chosen
+        is_trial = self.levels > times.chosen
         times.upcoming = times.chosen
         self.looks = self._is_timed and (not times.rest or times.num_chosen >= LOOK_EVERY or is_trial)
         self._is_whole = since is not None
@@ -222,7 +225,7 @@ class SearchedDraft:
         self._times.num_chosen = 0
         levels = self._record.choose(promises, gains)
         if not self._is_ahead:
-            self.levels = levels
+            self.levels, self._times.upcoming = levels, self._times.chosen
         if not self._is_whole:
             self._since = time.perf_counter()
 
@@ -230,7 +233,8 @@ class SearchedDraft:
         """The trees are ready. ``num_run``: levels, fewer than were chosen if no request could run them. ``counts``:
         later drafts will take about as long."""
         now = time.perf_counter()
-        counts = counts and not (self.looks and self._is_whole)  # the look took time too
+        # The look took time too, and so did a search that the device began late.
+        counts = counts and not (self._is_whole and (self.looks or (num_run and not self._is_ahead)))
         if counts and (num_run or not (self.levels or self.looks)):
             self._times.note_draft(num_run, now - self._since)
         self._since = now
