@@ -69,7 +69,8 @@ class Expander(NeuralDrafter):
             search = first._next
         else:
             search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed)
-        is_whole = first._model.searches_ahead and len(drafters) == 1 and first._noted > 0.0
+        goes_ahead = first._model.searches_ahead and len(drafters) == 1
+        is_whole = goes_ahead and first._noted > 0.0
         search.start(first._noted if is_whole else None)
         for drafter in drafters:
             drafter._search, drafter._next = search, None
@@ -80,7 +81,7 @@ class Expander(NeuralDrafter):
             search.look(known, [each._gains(promise) for each, promise in zip(drafters, known, strict=True)])
         trees = super().propose_batch(drafters, budgets)
         levels = max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend))
-        search.end(levels, counts=first.was_ready)
+        search.end(levels, counts=first.was_ready and is_whole == goes_ahead)  # the first of a request is shorter
         return trees
 
     def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
