@@ -12,6 +12,7 @@ from draftwood.engine.ways import (
     MIN_IN_TURNS,
     MIN_REQUESTS,
     NO_GUESSES,
+    SOON,
     TRIAL,
     UNCOUNTED,
     Batch,
@@ -76,6 +77,16 @@ def test_a_change_is_noticed() -> None:
     batch.run(2000, (2.0, 100), (1.0, 100))
     later = batch.run(2 * MAX_STAY, (2.0, 400), (1.0, 100))
     assert all(later[-FIRST_STAY // 2 :])
+
+
+def test_a_first_trial_that_was_slow_is_repeated_soon() -> None:
+    """While kernels are compiled for the first time, plain decoding may seem slower than it is."""
+    batch = Requests()
+    batch.run(TRIAL[True], (4.0, 80), (1.0, 32))
+    batch.run(TRIAL[False] + UNCOUNTED, (4.0, 80), (2.7, 32))
+    assert batch.ways.of(batch.batch).drafts
+    later = batch.run(2 * AFTER_CLEAR * SOON, (4.0, 80), (1.0, 32))
+    assert not any(later[AFTER_CLEAR * SOON + 2 * TRIAL[False] :])
 
 
 def test_drafts_that_gained_only_at_first_are_left() -> None:

@@ -36,6 +36,7 @@ FADED, MIN_FADED = 1.03, 24  # another way is tried again if it was so many time
 MAX_TRIAL = 4  # times as many passes, if most of them cannot be counted
 UNCOUNTED = 2  # passes after a change, which still belong to the way before
 FIRST_STAY, MAX_STAY = 256, 8192  # passes until another way is tried again
+SOON = 64  # until one that lost its first trial is: much was slow then for the first time
 AFTER_CLEAR = 4  # times as many after a clear trial
 DECAY = 0.98  # per pass
 MAX_OUTLIER = 8.0  # times the mean: a longer pass was disturbed
@@ -116,7 +117,7 @@ class Choice:
         self.is_trial = start is None
         self._left = self._trial_length  # passes of the trial that are to be counted
         self._patience = MAX_TRIAL * self._left  # passes in all, after which a trial is given up
-        self._stays = dict.fromkeys(ways, FIRST_STAY)  # passes after which a way is tried again, if it loses
+        self._stays = dict.fromkeys(ways, SOON)  # passes after which a way is tried again, if it loses
         self._due = dict.fromkeys(ways, 0 if start is None else FIRST_STAY)  # passes until then
         self._uncounted = 0
         self._num_without = 0  # first passes of a trial of drafts that verified no guesses
