@@ -47,6 +47,8 @@ class Expander(NeuralDrafter):
         self._trust = Trust(records.trust)
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._next: SearchedDraft | None = None  # launched for the next one
+        self._goes_ahead = False  # whether the next draft could be launched ahead
+        self._has_read = False  # more text for this draft than its search does
         self._noted = 0.0  # when the last cycle ended
         self._without: BlendedTree | None = None  # instead of it
 
@@ -65,15 +67,14 @@ class Expander(NeuralDrafter):
         if not first._model.searches:
             return super().propose_batch(drafters, budgets)
         is_timed = any(drafter._is_timed for drafter in drafters)
+        goes_ahead = len(drafters) == 1 and first._goes_ahead
         if first._next is not None and len(drafters) == 1:
             search = first._next
         else:
-            search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed)
-        goes_ahead = first._model.searches_ahead and len(drafters) == 1
-        is_whole = goes_ahead and first._noted > 0.0
-        search.start(first._noted if is_whole else None)
+            search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed, goes_ahead=goes_ahead)
+        search.start(first._noted if goes_ahead else None)
         for drafter in drafters:
-            drafter._search, drafter._next = search, None
+            drafter._search, drafter._next, drafter._goes_ahead, drafter._has_read = search, None, False, False
             drafter._rows.clear()
             drafter._without = drafter._blend_without() if search.looks else None
         known = [drafter._without.promise for drafter in drafters if drafter._without is not None]
@@ -81,10 +82,12 @@ class Expander(NeuralDrafter):
             search.look(known, [each._gains(promise) for each, promise in zip(drafters, known, strict=True)])
         trees = super().propose_batch(drafters, budgets)
         levels = max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend))
-        search.end(levels, counts=first.was_ready and is_whole == goes_ahead)  # the first of a request is shorter
+        # Prompts are read once.
+        search.end(levels, counts=first.was_ready and not any(drafter._has_read for drafter in drafters))
         return trees
 
     def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
+        self._goes_ahead = True
         super().draft_ahead(answer, budget)
         if self._ahead is None:
             self._next = None
@@ -96,6 +99,10 @@ class Expander(NeuralDrafter):
             return None
         self._next = search
         return search_levels(self._root, size, levels).search
+
+    def _read_text(self, max_left: int) -> None:
+        self._has_read = True
+        super()._read_text(max_left)
 
     def _gains(self, promise: float) -> list[float]:
         """What levels of a search gain for this request, whose tree promises so much without them."""
@@ -161,14 +168,24 @@ class BlendHead(Expander, HeadDrafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         super().observe(verified)
-        while len(self._unread) > MAX_UNREAD and len(self._features) > 1:
+        while (excess := len(self._unread) - MAX_UNREAD) > 0 and len(self._features) > 1:
             taps, rows = self._features.pop(0)
-            del self._unread[: len(taps) if rows is None else len(rows)]
+            rows = range(len(taps)) if rows is None else rows
+            if len(rows) > excess:  # they take no more memory than they did
+                self._features.insert(0, (taps, rows[excess:]))
+            del self._unread[: min(len(rows), excess)]
 
     def skip(self, token_ids: Sequence[int]) -> None:
         """Without the hidden states of these tokens, it goes on after the next tree."""
+        if self._is_borrowing:  # the target's memory has other states now
+            taps, rows = self._features.pop()
+            del self._unread[-(len(taps) if rows is None else len(rows)) :]
+            self._is_borrowing = False
+        if self._length == 0 and self._sequence is not None:
+            self._read_text(0)  # the prompt
         self._root = token_ids[-1]
-        self._unread, self._features, self._ahead, self._next, self._noted = [], [], None, None, 0.0
+        self._unread, self._features, self._ahead, self._next = [], [], None, None
+        self._goes_ahead, self._noted = False, 0.0
 
     @classmethod
     def attach_shipped(cls, target: Target) -> SharedDraftModel | None:

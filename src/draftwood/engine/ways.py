@@ -192,7 +192,7 @@ class Choice:
 
     def _give_up(self, best: Way) -> None:
         """Ends a trial that could not be measured, since all passes read prompts."""
-        self.is_trial, self._due[self.way] = False, self._stays[self.way]
+        self.is_trial, self._due[self.way] = False, max(self._stays[self.way], FIRST_STAY)
         self._change(best)
 
     def _try_next(self) -> None:

@@ -58,23 +58,22 @@ class SearchRecord:
     def __init__(self) -> None:
         first = [FIRST_GAIN * NEXT_GAIN**level for level in range(MOST_LEVELS)]
         self._gains = [list(first) for _ in range(len(PROMISES) + 1)]  # of level 1, 2, ..., by what trees promise
-        self._times: dict[int, Times] = {}  # by the number of requests: the power of two
+        # By the number of requests, the power of two, and by whether drafts go ahead, which hides a part of their time.
+        self._times: dict[tuple[int, bool], Times] = {}
         self._stays = {MOST_LEVELS: TRY_EVERY, 0: TRY_EVERY}  # looks until so many levels are tried
         self._left = dict(self._stays)
         self.floor = 0.0  # chance of nodes that are not worth their place, about
 
-    def choose(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> int:
+    def choose(self, times: Times, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> None:
         """The levels of the next drafts, for requests whose trees promise so many tokens without any. ``gains``: what
         level 1, 2, ... gain for each."""
-        times = self.times_of(len(promises))
         if not times.rest:
-            times.upcoming = MOST_LEVELS
-            return MOST_LEVELS
+            times.chosen = times.upcoming = MOST_LEVELS
+            return
         expected = accumulate([sum(level) for level in zip(*gains, strict=True)], initial=sum(promises))
         rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
         times.chosen = max(range(MOST_LEVELS + 1), key=rates.__getitem__)
         times.upcoming = self._choose_trial(times.chosen)
-        return times.upcoming
 
     def _choose_trial(self, chosen: int) -> int:
         """Levels to try now: all, for what they gain; none, for the time that this takes. Otherwise those chosen."""
@@ -97,8 +96,8 @@ class SearchRecord:
     def note_floor(self, value: float) -> None:
         self.floor += SMOOTHING * (value - self.floor)
 
-    def times_of(self, num_requests: int) -> Times:
-        return self._times.setdefault(num_requests.bit_length(), Times(MOST_LEVELS))
+    def times_of(self, num_requests: int, *, goes_ahead: bool = False) -> Times:
+        return self._times.setdefault((num_requests.bit_length(), goes_ahead), Times(MOST_LEVELS))
 
     def gains(self, promise: float) -> list[float]:
         """What level 1, 2, ... promise to a tree that promises so much without them."""
@@ -199,9 +198,18 @@ def search_levels(root: int, budget: int, levels: int) -> GrowingTree:
 class SearchedDraft:
     """One draft for a batch: how many levels it has, how long it takes, and what comes of it."""
 
-    def __init__(self, record: SearchRecord, num_requests: int, *, is_timed: bool, is_ahead: bool = False) -> None:
-        """``is_ahead``: its search is launched before the text is known."""
-        self._record, self._times = record, record.times_of(num_requests)
+    def __init__(
+        self,
+        record: SearchRecord,
+        num_requests: int,
+        *,
+        is_timed: bool,
+        goes_ahead: bool = False,
+        is_ahead: bool = False,
+    ) -> None:
+        """``is_ahead``: its search is launched before the text is known. ``goes_ahead``: it would be, if it had any
+        levels and the draft model had read all of the text before."""
+        self._record, self._times = record, record.times_of(num_requests, goes_ahead=goes_ahead or is_ahead)
         self._is_timed, self._is_ahead = is_timed, is_ahead
         self.levels = self._times.upcoming if is_timed else MOST_LEVELS
         self.looks = False
@@ -223,9 +231,12 @@ class SearchedDraft:
     def look(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> None:
         """By what trees of the other sources promise, and levels gain."""
         self._times.num_chosen = 0
-        levels = self._record.choose(promises, gains)
+        times = self._times
+        self._record.choose(times, promises, gains)
         if not self._is_ahead:
-            self.levels, self._times.upcoming = levels, self._times.chosen
+            # A trial of levels begins at once. One of none follows: this draft looked, so its time says nothing.
+            self.levels = times.upcoming or times.chosen
+            times.upcoming = times.chosen if times.upcoming else 0
         if not self._is_whole:
             self._since = time.perf_counter()
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.sources.neural.base import DraftModel, DraftSegment
+from draftwood.drafters import blend_head
+from draftwood.sources.neural.base import DraftModel, DraftSegment, gather_rows
 from draftwood.sources.neural.head import HeadModel
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment, chain_parents
 from draftwood.targets.native.target import NativeTarget
@@ -236,3 +237,31 @@ def test_passes_with_hidden_states_are_prepared_once(monkeypatch: pytest.MonkeyP
     for drafter in ("plain", None, None):
         llm.generate(PROMPTS, SamplingParams(max_tokens=2), drafter=drafter)
     assert prepared == [(), (1, 3, 6)]
+
+
+def test_a_prompt_that_is_not_read_yet_is_forgotten_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that has not drafted keeps the last tokens of the text, wherever its parts begin."""
+    monkeypatch.setattr(blend_head, "MAX_UNREAD", 6)
+    head = object.__new__(blend_head.BlendHead)
+    head._unread, head._features = list(range(5)), [(torch.arange(5.0)[:, None], None)]
+
+    def observe(self: blend_head.BlendHead, _: Any) -> None:
+        self._unread += [5, 6]
+        self._features.append((torch.tensor([[5.0], [99.0], [6.0]]), [0, 2]))
+
+    monkeypatch.setattr(blend_head.HeadDrafter, "observe", observe)
+    head.observe(None)  # type: ignore[arg-type]
+    assert head._unread == [1, 2, 3, 4, 5, 6]
+    kept = torch.cat([gather_rows(*part) for part in head._features])
+    assert kept[:, 0].tolist() == head._unread
+
+
+def test_a_head_that_rests_before_its_first_draft_reads_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[list[int]]()
+    head = object.__new__(blend_head.BlendHead)
+    head._unread, head._features = [1, 2, 3, 8], [(torch.zeros(3, 1), None), (torch.zeros(9, 1), [4])]
+    head._is_borrowing, head._length, head._sequence = True, 0, 0
+    monkeypatch.setattr(blend_head.HeadDrafter, "_read_text", lambda self, _: read.append(list(self._unread)))
+    head.skip([9, 10])
+    assert read == [[1, 2, 3]]  # what is known about 8 lies in memory that the target has overwritten
+    assert (head._unread, head._features, head._root, head._goes_ahead) == ([], [], 10, False)
