@@ -40,20 +40,16 @@ from draftwood.drafters.heads import Eagle3Drafter
 from draftwood.drafters.neural import NeuralDrafter
 from draftwood.drafters.neural_options import MAX_NODES, NeuralOptions
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
-from draftwood.heads import Eagle3Head, build_head, default_head_config
-from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.head import EagleModel, HeadModel
 from draftwood.targets.base import ForwardOutput, Segment, chain_parents
 from draftwood.targets.load import pick_device
 from draftwood.targets.native.target import NativeTarget
 from draftwood.tree import DraftTree
-from gpu_shapes import SHAPES, random_target
+from gpu_shapes import SHAPES, make_sure, new_head, random_target
 
 TINY = "tiny"
-DRAFT_VOCABULARY = 32_000
 CHUNK = 512
-SURE = 0.7  # mean probability of the head's best token
 GROWTHS = {
     "chain": NeuralOptions(growth="chain"),
     "beam": NeuralOptions(growth="beam", top_k=10, depth=7),
@@ -195,48 +191,6 @@ class Request:
     def close(self) -> None:
         self._drafter.end()
         self._target.close(self._sequence)
-
-
-def new_head(target: NativeTarget) -> Eagle3Head:
-    """Create a random head whose vocabulary is spread over the target's."""
-    info, total = target.info, target.info.vocab_size
-    size = min(DRAFT_VOCABULARY, total - 1)
-    config = default_head_config("eagle3", target.config, draft_vocab_size=size)
-    head = build_head(config, device=info.device, dtype=info.dtype)
-    assert isinstance(head, Eagle3Head)
-    generator = torch.Generator(info.device).manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            if "norm" not in name:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
-    head.set_vocabulary(torch.arange(size, device=info.device) * total // size)
-    head.bind(target.parts())
-    return head.eval()
-
-
-@torch.inference_mode()
-def make_sure(head: Eagle3Head, target: NativeTarget, rows: int = 64) -> float:
-    """Scale the head's logits until its best token has mean probability SURE; return it."""
-    taps = head.config.taps_for(target.info.num_layers)
-    model = EagleModel(head, taps, rows)
-    sequence = model.open(rows)
-    generator = torch.Generator(target.info.device).manual_seed(1)
-    width = len(taps) * target.info.hidden_size
-    given = torch.randn(rows, width, generator=generator, device=target.info.device).to(target.info.dtype)
-    tokens = [31 * row % target.info.vocab_size for row in range(rows)]
-    model.forward([DraftSegment(Segment(sequence or 0, tokens, chain_parents(rows), 1), given)], 1)
-    logits = head.logits(model._hidden)  # [rows, Vd]
-
-    def mean(scale: float) -> float:
-        return float((scale * logits).softmax(dim=-1).amax(dim=-1).mean())
-
-    low, high = 0.0, 1e4
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mean(middle) < SURE else (low, middle)
-    assert head.lm_head is not None
-    head.lm_head.weight.mul_(high)
-    return mean(high)
 
 
 def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterator[Row]:

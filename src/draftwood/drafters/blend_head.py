@@ -48,7 +48,7 @@ class Expander(NeuralDrafter):
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._next: SearchedDraft | None = None  # launched for the next one
         self._goes_ahead = False  # whether the next draft could be launched ahead
-        self._has_read = False  # more text for this draft than its search does
+        self._has_read = False  # whether this draft read text in passes of its own, before the search
         self._noted = 0.0  # when the last cycle ended
         self._without: BlendedTree | None = None  # instead of it
 
@@ -82,7 +82,7 @@ class Expander(NeuralDrafter):
             search.look(known, [each._gains(promise) for each, promise in zip(drafters, known, strict=True)])
         trees = super().propose_batch(drafters, budgets)
         levels = max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend))
-        # Prompts are read once.
+        # Drafts that read more text than others, such as a prompt, take longer.
         search.end(levels, counts=first.was_ready and not any(drafter._has_read for drafter in drafters))
         return trees
 
@@ -171,7 +171,7 @@ class BlendHead(Expander, HeadDrafter):
         while (excess := len(self._unread) - MAX_UNREAD) > 0 and len(self._features) > 1:
             taps, rows = self._features.pop(0)
             rows = range(len(taps)) if rows is None else rows
-            if len(rows) > excess:  # they take no more memory than they did
+            if len(rows) > excess:
                 self._features.insert(0, (taps, rows[excess:]))
             del self._unread[: min(len(rows), excess)]
 
