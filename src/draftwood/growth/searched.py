@@ -76,7 +76,8 @@ class SearchRecord:
         times.upcoming = self._choose_trial(times.chosen)
 
     def _choose_trial(self, chosen: int) -> int:
-        """Levels to try now: all, for what they gain; none, for the time that this takes. Otherwise those chosen."""
+        """The levels of the next draft: those chosen; now and then all, to see what they gain, or none, to see how long
+        such a draft takes."""
         for levels in self._stays:
             if levels == chosen or (levels and chosen):
                 self._stays[levels] = TRY_EVERY
@@ -234,7 +235,7 @@ class SearchedDraft:
         times = self._times
         self._record.choose(times, promises, gains)
         if not self._is_ahead:
-            # A trial of levels begins at once. One of none follows: this draft looked, so its time says nothing.
+            # All levels are tried in this draft, none in the next one: the time of this one includes the look.
             self.levels = times.upcoming or times.chosen
             times.upcoming = times.chosen if times.upcoming else 0
         if not self._is_whole:
