@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
 MAX_POSITION_COST = 0.2  # of a further position, over a pass of one: guesses of a head are seldom worth more
-FUSED_BACKEND = "fused-cpu"
+FUSED_BACKENDS = ("fused-cpu", "fused-cuda")
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
 
 
@@ -49,6 +50,7 @@ class _Shared(NamedTuple):
     successors: SuccessorArrays | None
     states: dict[float, LearnedState]  # by temperature
     priors: Priors
+    running: WeakSet[BlendDrafter]  # requests that have begun
     store: Datastore | None = None
     head: SharedDraftModel | None = None  # or small model
 
@@ -89,7 +91,7 @@ class BlendDrafter(TransitionDrafter):
             runner, own = _runner(options)
             runner.share(own, target)  # raises: it needs the target itself
         successors, beliefs = super().share(options, target), _first_beliefs(options, target)
-        return _Shared(options.list_sources(), successors, {}, beliefs, _open_store(options, target))
+        return _Shared(options.list_sources(), successors, {}, beliefs, WeakSet(), _open_store(options, target))
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
@@ -98,7 +100,7 @@ class BlendDrafter(TransitionDrafter):
             return cls.share(options, target.info)
         successors, beliefs = super().share(options, target.info), _first_beliefs(options, target.info)
         sources, store = options.list_sources(options.drafted or HEAD), _open_store(options, target.info)
-        return _Shared(sources, successors, {}, beliefs, store, head)
+        return _Shared(sources, successors, {}, beliefs, WeakSet(), store, head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -117,6 +119,7 @@ class BlendDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
+        self.shared.running.add(self)
         sources = [SOURCES[name](self.memory, self.shared) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
@@ -131,8 +134,16 @@ class BlendDrafter(TransitionDrafter):
         self._learns_in_c = is_native and self.options.harvest == "all"
         self.learns_in_batch = self._learns_in_c and self._head is None
         is_default = self._head is not None and not self.options.drafted  # then it must pay
+        searches = self._head is not None and self._head.searches
         self._passes = state.drafts.passes if is_default else None
-        if is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()):
+        self._worth = state.drafts.worth if searches and (is_default or request.is_timed) else None
+        self._is_for_one = is_default and searches  # searches pay for single requests, which do not wait for them
+        self._since = 0.0  # when the last cycle ended
+        if (
+            (is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()))
+            or (self._is_for_one and self._has_company)
+            or (self._worth is not None and not self._has_company and not self._worth.begins_with_model())
+        ):
             self._leave_head()
         self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
         self._proposed = 0.0  # when the last tree was ready
@@ -151,8 +162,16 @@ class BlendDrafter(TransitionDrafter):
     def propose(self, budget: int) -> DraftTree:
         return self.propose_batch([self], [budget])[0]
 
+    @property
+    def _has_company(self) -> bool:
+        return len(self.shared.running) > 1
+
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+        drafters[0]._since = drafters[0]._since or time.perf_counter()
+        for drafter in drafters:
+            if drafter._head is not None and drafter._is_for_one and drafter._has_company:
+                drafter._drop_head()
         own_heads = [drafter._head is not None for drafter in drafters]
         if not any(own_heads):
             return cls._propose_together(drafters, budgets, len(drafters))
@@ -204,11 +223,23 @@ class BlendDrafter(TransitionDrafter):
             self._observe_in_python(verified)
         if self._head is None:
             return
-        if self._passes is not None and self._passes.is_too_slow:
-            self._head.end()
-            self._leave_head()
+        is_slower = self._worth is not None and not self._has_company and not self._head.pays
+        if is_slower or (self._passes is not None and self._passes.is_too_slow):
+            self._drop_head()
         else:
             self._head.observe(verified)
+
+    def _time_cycle(self) -> None:
+        """Notes what the cycle took, if no other request ran beside it."""
+        now = time.perf_counter()
+        if self._worth is not None and self._since and self.was_ready and not self._has_company:
+            self._worth.note_cycle(now - self._since, has_model=self._head is not None)
+        self._since = now
+
+    def _drop_head(self) -> None:
+        assert self._head is not None
+        self._head.end()
+        self._leave_head()
 
     def _leave_head(self) -> None:
         """Goes on with the other sources."""
@@ -227,6 +258,7 @@ class BlendDrafter(TransitionDrafter):
             for source in self.sources:
                 source.learn(seen)
         self._read(verified.emitted)
+        self._time_cycle()
 
     @classmethod
     def observe_batch(cls, drafters: Sequence[BlendDrafter], verified: VerifiedBatch) -> None:
@@ -243,6 +275,8 @@ class BlendDrafter(TransitionDrafter):
         )
         for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
             drafter._advance(emitted)
+        if len(drafters) == 1:
+            drafters[0]._time_cycle()
 
     def skip(self, token_ids: Sequence[int]) -> None:
         nothing = Harvest(DraftTree.root_only(self.anchor.root), (0,), len(token_ids), *NO_ROWS)
@@ -253,9 +287,11 @@ class BlendDrafter(TransitionDrafter):
             self._head.skip(token_ids)
             self._head.num_text += len(token_ids)
             self._proposed = 0.0
+        self._since = 0.0
         self._read(token_ids)
 
     def end(self) -> None:
+        self.shared.running.discard(self)
         if self._head is not None:
             self._head.end()
 
@@ -279,12 +315,12 @@ class BlendDrafter(TransitionDrafter):
 
 
 def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:
-    """What was asked for, or the shipped head where its passes were measured to pay: on a CPU."""
+    """What was asked for, or the shipped head, which requests leave where it does not pay."""
     if options.drafted:
         runner, own = _runner(options)
         shared: SharedDraftModel = runner.attach(own, target, codec)
         return shared
-    if options.sources != AUTO or target.info.backend != FUSED_BACKEND:
+    if options.sources != AUTO or target.info.backend not in FUSED_BACKENDS:
         return None
     from draftwood.drafters.blend_head import BlendHead
 

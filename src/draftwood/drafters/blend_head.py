@@ -20,6 +20,7 @@ from draftwood.growth import (
     CycleShape,
     DraftRecords,
     ExpandingBlend,
+    OwnWorth,
     SearchedBlend,
     SearchedDraft,
     Trust,
@@ -44,7 +45,7 @@ class Expander(NeuralDrafter):
     def follow(self, blend: Blend, rows: DraftedHints, records: DraftRecords, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""
         self._blend, self._rows, self._records, self._is_timed = blend, rows, records, is_timed
-        self._trust = Trust(records.trust)
+        self._trust, self._worth = Trust(records.trust), OwnWorth(records.worth)
         self._search: SearchedDraft | None = None  # that the last tree is from
         self._next: SearchedDraft | None = None  # launched for the next one
         self._goes_ahead = False  # whether the next draft could be launched ahead
@@ -60,6 +61,16 @@ class Expander(NeuralDrafter):
         """Before each proposal: the end of the text, the limits of the tree, and how many requests the batch has."""
         self._num_requests = num_requests
         self._tail, self._limits = tail, limits._replace(budget=min(limits.budget, MAX_NODES))
+
+    @property
+    def searches(self) -> bool:
+        """Whether it runs whole searches by itself."""
+        return self._model.searches
+
+    @property
+    def pays(self) -> bool:
+        """Whether the request is quicker with such searches than without."""
+        return self._worth.pays
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[Expander], budgets: Sequence[int]) -> list[DraftTree]:  # type: ignore[override]
@@ -139,7 +150,9 @@ class Expander(NeuralDrafter):
         self._noted = time.perf_counter()
         self.num_text += len(emitted)
         if self._search is not None and isinstance(growth, SearchedBlend):
-            self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
+            found = self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
+            if found is not None:
+                self._worth.note_tokens(1 + found[0], 1 + found[1])
         elif isinstance(growth, ExpandingBlend):
             shape = CycleShape(num_kept, context, growth.has_passes)
             self._records.passes.note_cycle(seconds, self._num_requests, shape)

@@ -26,3 +26,4 @@ from draftwood.growth.searched import (
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates
 from draftwood.growth.trust import Trust
+from draftwood.growth.worth import OwnWorth, Worth

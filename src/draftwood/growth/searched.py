@@ -26,6 +26,7 @@ from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.expanding import PassRecord
 from draftwood.growth.neural import Frontier, GrowingTree, GrowthOptions, Search, Times, make_growth
 from draftwood.growth.trust import Trust
+from draftwood.growth.worth import Worth
 from draftwood.targets import Found
 from draftwood.tree import DraftTree
 
@@ -110,7 +111,7 @@ class DraftRecords:
 
     def __init__(self) -> None:
         self.passes, self.searches = PassRecord(), SearchRecord()
-        self.trust = Trust()
+        self.trust, self.worth = Trust(), Worth()
 
 
 class BlendedTree:
@@ -253,22 +254,23 @@ class SearchedDraft:
 
     def note(
         self, grown: SearchedBlend, num_kept: int, emitted: Sequence[int], record: SearchRecord, trust: Trust
-    ) -> None:
-        """One of the trees was cut to ``num_kept`` nodes and verified; the last two are those of its request."""
+    ) -> tuple[int, int] | None:
+        """One of the trees was cut to ``num_kept`` nodes and verified; the last two are those of its request. Returns
+        how many tokens of the path it has, and how many the tree without the draft model, if that is known."""
         if not self._has_cycled:
             self._has_cycled = True
             self._times.note_rest(time.perf_counter() - self._since)
         without = grown.without
         if without is None:
-            return
-        tree = grown.tree()
-        values = tree.values()
+            return None
+        tree, path = grown.tree(), emitted[:-1]  # which may have more tokens, such as those that a grammar forces
+        values, found = tree.values(), (len(tree.follow(path)), len(without.tree.follow(path)))
         if grown.levels:
             record.note_gains(without.promise, grown.gains(without, values))
             promised = sum(record.gains(without.promise)[: grown.levels])
-            path = emitted[:-1]  # which may have more tokens, such as those that a grammar forces
-            trust.note(promised, len(tree.follow(path)) - len(without.tree.follow(path)))
+            trust.note(promised, found[0] - found[1])
         record.note_floor(values[num_kept] if num_kept < len(values) else min(record.floor, values[-1]))
+        return found
 
 
 def paths_found(found: Found) -> list[Path | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import blend_head
+from draftwood.drafters import blend, blend_head
+from draftwood.growth import MOST_LEVELS, OwnWorth, SearchRecord, Worth
+from draftwood.growth.neural import Times
 from draftwood.sources.neural.base import DraftModel, DraftSegment, gather_rows
 from draftwood.sources.neural.head import HeadModel
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment, chain_parents
@@ -216,6 +220,58 @@ def test_the_head_of_a_blend(budget: int | str) -> None:
         assert [each.token_ids for each in results] == [each.token_ids for each in plain]
     assert launches.num_used > (0 if budget == "auto" else 40)
     assert launches.num_missed == 0
+
+
+def choose_all(record: SearchRecord, times: Times, *_: Any) -> None:
+    times.chosen = times.upcoming = MOST_LEVELS
+
+
+@pytest.fixture
+def default(monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, Launches]:
+    """An LLM for which a head ships that searches by itself, always all levels."""
+    folder, target = head_folder("eagle3"), AsyncTarget.made()
+    monkeypatch.setattr(SearchRecord, "choose", choose_all)
+    monkeypatch.setattr(blend, "FUSED_BACKENDS", (target.info.backend,))
+    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
+    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=Path(folder)))
+    llm = LLM.from_target(target, ByteTokenizer(), drafter="blend", budget=12, max_batch=2)
+    launches = Launches(llm._default._shared.head.model)
+    launches.model.searches = True
+    return llm, launches
+
+
+def test_the_head_of_the_default_is_for_single_requests(
+    default: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, launches = default
+    monkeypatch.setattr(Worth, "begins_with_model", lambda _: True)
+    params = SamplingParams(max_tokens=24)
+    for prompts, uses_head in ((PROMPTS[:1], True), (PROMPTS[:2], False), (PROMPTS[1:2], True)):
+        launches.num_used = 0
+        results, plain = llm.generate(prompts, params), llm.generate(prompts, params, drafter="plain")
+        assert [each.token_ids for each in results] == [each.token_ids for each in plain]
+        assert (launches.num_used > 0) == uses_head
+    assert launches.model._cache.can_open(launches.model._cache.num_slots)
+
+
+def test_the_head_of_the_default_is_left_where_it_does_not_pay(
+    default: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, launches = default
+    params, prompt = SamplingParams(max_tokens=40, ignore_eos=True), PROMPTS[0]
+    plain = llm.generate([prompt], params, drafter="plain")[0].token_ids
+    assert llm.generate([prompt], params)[0].token_ids == plain
+    most = launches.num_used
+    monkeypatch.setattr(Worth, "begins_with_model", lambda _: True)
+    monkeypatch.setattr(OwnWorth, "pays", property(lambda _: launches.num_used < 3))  # it leaves within the answer
+    launches.num_used = 0
+    assert llm.generate([prompt], params)[0].token_ids == plain
+    assert 3 <= launches.num_used < most
+    monkeypatch.setattr(Worth, "begins_with_model", lambda _: False)  # it begins without it
+    launches.num_used = 0
+    assert llm.generate([prompt], params)[0].token_ids == plain
+    assert launches.num_used == 0
+    assert launches.model._cache.can_open(launches.model._cache.num_slots)
 
 
 def test_an_error_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
