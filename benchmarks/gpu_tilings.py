@@ -151,7 +151,7 @@ class Passes:
         self._shape = Shape(num_rows, 1, num_rows, NUM_BEST)
         parents = [-1, *((node - 1) // 2 for node in range(1, rows))]
         ids = [37 * node % config.vocab_size for node in range(rows)]
-        self._batch = PackedBatch(ids, [PackedSegment(0, 0, context, parents, rows)])
+        self._batch = PackedBatch.of(ids, [PackedSegment(0, 0, context, parents, rows)])
 
     @torch.inference_mode()
     def launched(self, changes: Mapping[str, Cut]) -> Pass:

@@ -268,9 +268,9 @@ def test_a_draft_of_one_request_takes_two_shapes() -> None:
     shapes = set()
     for size, after in product(range(1, 11), (0, 1, 10, 63, 118)):
         level = PackedSegment(0, 0, 50, [-1] * (after + size), size, after)
-        shapes.add(decoder.shape_for(PackedBatch([0] * size, [level]), [None], 10))
+        shapes.add(decoder.shape_for(PackedBatch.of([0] * size, [level]), [None], 10))
         text = PackedSegment(0, 0, 50, chain_parents(size), 1)
-        shapes.add(decoder.shape_for(PackedBatch([0] * size, [text]), [torch.zeros(0)], 10))
+        shapes.add(decoder.shape_for(PackedBatch.of([0] * size, [text]), [torch.zeros(0)], 10))
     assert len(shapes) == 2
 
 
@@ -283,7 +283,7 @@ def test_shape_fits_its_batch(sizes: list[tuple[int, int]], k: int) -> None:
     for size, after in sizes:
         segments.append(PackedSegment(start, 0, 50, [-1] * (after + size), size, after))
         start += size
-    found = decoder.shape_for(PackedBatch([0] * start, segments), [None] * len(sizes), k)
+    found = decoder.shape_for(PackedBatch.of([0] * start, segments), [None] * len(sizes), k)
     bits = max((count_bits(segment) for segment in segments if segment.after), default=0)
     most = feature_decoder.ROWS[-1]
     if found is None:

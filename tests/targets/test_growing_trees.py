@@ -147,11 +147,14 @@ def test_packing() -> None:
     first, second = cache.open(10), cache.open(20)
     new = (-1, 0, 0)
     batch = pack([Segment(first, [1, 2, 3], new, 2)], cache)
-    assert batch.segments[0].parents is new
+    assert cache[first].parents is new
+    assert [list(segment.parents) for segment in batch.segments] == [list(new)]
     batch = pack([Segment(second, [4, 5], [-1, 0], 1), Segment(first, [6, 7], (2, 3), 2, 3)], cache)
-    assert batch == PackedBatch(
-        [4, 5, 6, 7], [PackedSegment(0, 10, 0, [-1, 0], 1), PackedSegment(2, 0, 0, [-1, 0, 0, 2, 3], 2, 3)]
-    )
+    segments = [PackedSegment(0, 10, 0, [-1, 0], 1), PackedSegment(2, 0, 0, [-1, 0, 0, 2, 3], 2, 3)]
+    expected = PackedBatch.of([4, 5, 6, 7], segments)
+    assert vars(batch) == vars(expected)
+    assert [segment._replace(parents=list(segment.parents)) for segment in batch.segments] == segments
+    assert (batch.num_segments, batch.num_wanted) == (2, 3)
     assert batch.positions() == [0, 1, 2, 3]
     assert batch.logit_rows() == [1, 2, 3]
     assert (batch.segments[1].size, batch.segments[1].rows, batch.segments[1].first_slot) == (2, slice(2, 4), 3)

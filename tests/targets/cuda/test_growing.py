@@ -106,6 +106,6 @@ def test_shapes_hold_the_ancestor_words_of_grown_trees() -> None:
     for before, size, num_rows in ((0, 10, 16), (100, 10, 16), (128, 10, 16), (129, 10, 192), (400, 1, 512)):
         parents = [-1, *[0] * (before + size - 1)]
         segments = [PackedSegment(0, 0, 7, parents, size, before), PackedSegment(size, 900, 7, [-1], 1)]
-        shape = cuda_decoder._choose_shape(PackedBatch([1] * (size + 1), segments), size + 1, 1, ())
+        shape = cuda_decoder._choose_shape(PackedBatch.of([1] * (size + 1), segments), size + 1, 1, ())
         assert shape.num_rows == num_rows
         assert 32 * words_per_row(shape.num_rows) >= count_bits(segments[0])

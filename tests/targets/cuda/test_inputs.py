@@ -49,7 +49,7 @@ def random_batch(rng: random.Random) -> PackedBatch:
         parents = chain_parents(after + size) if rng.random() < 0.3 else random_parents(rng, after + size)
         segments.append(PackedSegment(start, base, prefix_len, tuple(parents), rng.choice([0, 1, size]), after))
         start, base = start + size, base + prefix_len + after + size + rng.randrange(9)
-    return PackedBatch([rng.randrange(1 << 20) for _ in range(start)], segments)
+    return PackedBatch.of([rng.randrange(1 << 20) for _ in range(start)], segments)
 
 
 def moves_of(rng: random.Random, count: int) -> Moves:
@@ -84,7 +84,7 @@ def test_a_tree_that_takes_several_words() -> None:
     rng = random.Random(3)
     compiled, python = two_inputs()
     parents = random_parents(rng, MAX_ROWS)
-    batch = PackedBatch(list(range(MAX_ROWS)), [PackedSegment(0, 3, 9, parents, MAX_ROWS)])
+    batch = PackedBatch.of(list(range(MAX_ROWS)), [PackedSegment(0, 3, 9, parents, MAX_ROWS)])
     for each in (compiled, python):
         each.fill(batch, new_moves())
     assert compiled.words.shape == (MAX_ROWS, 5)
@@ -95,7 +95,7 @@ def test_a_tree_that_takes_several_words() -> None:
 def test_padding_rows_have_no_slot() -> None:
     compiled, _ = two_inputs()
     for size in (20, 5):
-        compiled.fill(PackedBatch([7] * size, [PackedSegment(0, 2, 3, chain_parents(size), 1)]), new_moves())
+        compiled.fill(PackedBatch.of([7] * size, [PackedSegment(0, 2, 3, chain_parents(size), 1)]), new_moves())
     assert compiled.slots.tolist() == [5, 6, 7, 8, 9] + [-1] * (MAX_ROWS - 5)
     assert compiled.ids.tolist() == [7] * 5 + [0] * (MAX_ROWS - 5)
     assert compiled.positions.tolist() == [3, 4, 5, 6, 7] + [0] * (MAX_ROWS - 5)
@@ -105,13 +105,13 @@ def test_padding_rows_have_no_slot() -> None:
 def test_nodes_of_earlier_passes() -> None:
     """Nodes 2 and 3, below the root and below node 1; then nodes 4 to 6 below these."""
     for each in two_inputs(num_rows=4, window=3):
-        each.fill(PackedBatch([7, 8], [PackedSegment(0, 10, 5, (-1, 0, 0, 1), 2, 2)]), new_moves())
+        each.fill(PackedBatch.of([7, 8], [PackedSegment(0, 10, 5, (-1, 0, 0, 1), 2, 2)]), new_moves())
         assert each.positions.tolist() == [6, 7, 0, 0]
         assert each.slots.tolist() == [17, 18, -1, -1]
         assert each.tiles.tolist()[0] == [0, 2, 10, 5, 0, 0, 2]
         assert each.words.tolist()[:2] == [[1, 0, 0, 0, 0b01], [2, 0, 0, 0, 0b11]]
         grown = PackedSegment(0, 10, 5, (-1, 0, 0, 1, 2, 3, 5), 3, 4)
-        each.fill(PackedBatch([1, 2, 3], [grown]), new_moves())
+        each.fill(PackedBatch.of([1, 2, 3], [grown]), new_moves())
         assert each.positions.tolist() == [7, 8, 9, 0]
         assert each.slots.tolist() == [19, 20, 21, -1]
         assert each.words.tolist()[:3] == [[1, 0, 0, 0, 0b0101], [2, 0, 0, 0, 0b1010], [6, 0, 0, 0, 0b1000]]
@@ -119,14 +119,14 @@ def test_nodes_of_earlier_passes() -> None:
 
 def test_too_large_batches_are_refused_without_stray_writes() -> None:
     """C writes nothing at all; Python reports the error."""
-    tree = PackedBatch([1] * 9, [PackedSegment(0, 0, 0, (-1, 0, 0, 0, 1, 1, 2, 2, 3), 9)])
+    tree = PackedBatch.of([1] * 9, [PackedSegment(0, 0, 0, (-1, 0, 0, 0, 1, 1, 2, 2, 3), 9)])
     for each in two_inputs(num_rows=9, num_tiles=2):
         with pytest.raises(OptionError, match="tiles"):
             each.fill(tree, new_moves())
     for each in two_inputs(num_rows=8):
         with pytest.raises(ValueError, match="broadcast"):
             each.fill(tree, new_moves())
-    unsound = PackedBatch([1, 1, 1], [PackedSegment(0, 0, 0, (-1, 2, 0), 3)])
+    unsound = PackedBatch.of([1, 1, 1], [PackedSegment(0, 0, 0, (-1, 2, 0), 3)])
     for each in two_inputs():
         with pytest.raises(IndexError):
             each.fill(unsound, new_moves())

@@ -20,7 +20,7 @@ def batch_of(sizes: list[tuple[int, int]]) -> PackedBatch:
     for size, wanted in sizes:
         segments.append(PackedSegment(start, 0, 100, chain_parents(size), min(wanted, size)))
         start += size
-    return PackedBatch([0] * start, segments)
+    return PackedBatch.of([0] * start, segments)
 
 
 def shape_of(batch: PackedBatch):  # type: ignore[no-untyped-def]

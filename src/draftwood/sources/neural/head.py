@@ -146,7 +146,7 @@ class AheadModel(HeadModel):
         """Store the hidden states of text nodes."""
         starts = list(accumulate((segment.size for segment, _ in text), initial=0))
         segments = [segment._replace(start=start) for start, (segment, _) in zip(starts, text, strict=False)]
-        positions = self._index(PackedBatch([], segments).positions())
+        positions = self._index(PackedBatch.of([], segments).positions())
         features = self._head.fuse(self._convert(torch.cat([own for _, own in text])))  # [N, H]
         hidden = self._head(features, positions, CacheAttention(self._cache, segments))
         for segment in segments:

@@ -6,6 +6,7 @@ All use the same weights, the same cache layout and the same result record, so t
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from draftwood.targets.base import Draw, FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
@@ -39,6 +40,7 @@ class PackedSegment(NamedTuple):
         return self.base + self.prefix_len + self.after
 
 
+NUM_FIELDS = 5  # of a segment in a packed batch
 DRAW_FIELDS = 6  # of a token to draw, float64: row of logits, temperature, top_k, top_p, min_p, random number
 
 
@@ -49,12 +51,46 @@ class DrawList(NamedTuple):
     outputs: "array[int]"  # [n] for which of the wanted rows
 
 
-class PackedBatch(NamedTuple):
+class PackedBatch:
     """The trees of all sequences, packed."""
 
-    token_ids: list[int]  # [N]
-    segments: list[PackedSegment]
-    draws: Sequence[Draw | None] = ()  # of the segments; empty: none
+    def __init__(
+        self,
+        token_ids: "array[int]",
+        parents: "array[int]",
+        fields: Sequence[int],
+        draws: Sequence[Draw | None],
+        num_wanted: int,
+    ) -> None:
+        self.token_ids = token_ids  # [N] int32
+        self.parents = parents  # int32, of the whole pending trees, one after the other
+        self.fields = fields  # [segments * 5] base, prefix_len, after, size, num_logits: as in ``PackedSegment``
+        self.draws = draws  # of the segments; empty: none
+        self.num_wanted = num_wanted  # R, rows to compute logits for
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], segments: Sequence[PackedSegment]) -> "PackedBatch":
+        """Packs segments that have their rows and slots."""
+        parents, fields = array("i"), list[int]()
+        for segment in segments:
+            parents.extend(segment.parents)
+            fields += (segment.base, segment.prefix_len, segment.after, segment.size, segment.num_logits)
+        return cls(array("i", token_ids), parents, fields, (), sum([segment.num_logits for segment in segments]))
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.fields) // NUM_FIELDS
+
+    @cached_property
+    def segments(self) -> list[PackedSegment]:
+        """For what reads them one by one: a GPU pass reads the fields."""
+        found, start, first = list[PackedSegment](), 0, 0
+        columns = [self.fields[column::NUM_FIELDS] for column in range(NUM_FIELDS)]
+        for base, prefix_len, after, size, num_logits in zip(*columns, strict=True):
+            end = first + after + size
+            found.append(PackedSegment(start, base, prefix_len, self.parents[first:end], num_logits, after))
+            start, first = start + size, end
+        return found
 
     def positions(self) -> list[int]:
         """[N] The position of each node in its sequence."""
@@ -114,12 +150,13 @@ class Decoder(ABC):
 
 def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     """Packs the segments and reserves their cache slots."""
-    token_ids: list[int] = []
-    packed: list[PackedSegment] = []
-    for segment in segments:
-        sequence, own_ids, parents, num_logits, after, _ = segment
-        extent = cache.reserve(sequence, parents, after)
-        packed.append(PackedSegment(len(token_ids), extent.base, extent.length, extent.parents, num_logits, after))
+    token_ids, parents, fields = array("i"), array("i"), list[int]()
+    draws, num_wanted, reserve = list[Draw | None](), 0, cache.reserve
+    for sequence, own_ids, own_parents, num_logits, after, draw in segments:
+        extent = reserve(sequence, own_parents, after)
         token_ids.extend(own_ids)
-    draws = [segment.draw for segment in segments]
-    return PackedBatch(token_ids, packed, draws if any(draws) else ())
+        parents.extend(extent.parents)
+        fields += (extent.base, extent.length, after, len(own_ids), num_logits)
+        num_wanted += num_logits
+        draws.append(draw)
+    return PackedBatch(token_ids, parents, fields, draws if any(draws) else (), num_wanted)

@@ -95,11 +95,10 @@ class CapturedPass(Generic[PassT]):
 
 
 class CudaFlight(PendingPass):
-    def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_wanted: int, num_best: int) -> None:
+    def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_best: int) -> None:
         self._captured = captured
         self._batch = batch
         self.drawn: DrawnTokens | None = None
-        self._num_wanted = num_wanted
         self._num_best = num_best  # that were asked for; the pass may have found more
         self._was_read = False
         self._saved: ForwardOutput | None = None
@@ -111,7 +110,7 @@ class CudaFlight(PendingPass):
     def on_device(self) -> DeviceAnswer | None:
         work, batch = self._captured.work, self._batch
         size = len(batch.token_ids)
-        if work.taps is None or len(batch.segments) > 1 or batch.segments[0].after or self._num_wanted < size:
+        if work.taps is None or batch.num_segments > 1 or len(batch.parents) > size or batch.num_wanted < size:
             return None
         inputs, drawn = work.inputs, self.drawn
         choices = work.words if drawn is None else drawn.on_device[:, None]
@@ -125,7 +124,7 @@ class CudaFlight(PendingPass):
             self._saved = found._replace(logits=found.logits.clone(), greedy_ids=found.greedy_ids.clone(), taps=taps)
 
     def _read(self) -> ForwardOutput:
-        captured, batch, num_wanted = self._captured, self._batch, self._num_wanted
+        captured, batch, num_wanted = self._captured, self._batch, self._batch.num_wanted
         if captured.done is not None:
             captured.done.synchronize()
         size = len(batch.token_ids)
@@ -184,9 +183,8 @@ class CudaDecoder(Decoder):
     def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> PendingPass:
         if lane in self._latest:
             self._latest.pop(lane).save()
-        num_wanted = sum([segment.num_logits for segment in batch.segments])
-        shape = _choose_shape(batch, num_wanted, max(self.num_best, 1), tap_layers)
-        is_single = self.is_exact and all(len(segment.parents) == 1 for segment in batch.segments)
+        shape = _choose_shape(batch, batch.num_wanted, max(self.num_best, 1), tap_layers)
+        is_single = self.is_exact and len(batch.parents) == batch.num_segments  # each is a root
         shape = shape._replace(is_single=is_single, lane=lane)
         if shape not in self._passes:
             shape = self._detour(shape)
@@ -206,7 +204,7 @@ class CudaDecoder(Decoder):
                 self._forget_moves()
                 captured.run()
                 self._passes.move_to_end(shape)
-            flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
+            flight = self._latest[lane] = CudaFlight(captured, batch, self.num_best)
             try:
                 if batch.draws:
                     flight.drawn = self._draw(captured.work, batch, lane)
@@ -223,7 +221,7 @@ class CudaDecoder(Decoder):
 
     @torch.inference_mode()
     def grow(self, batch: PackedBatch, plan: SearchPlan) -> list[Found] | None:
-        shape = _choose_shape(batch, len(batch.segments), plan.best, ())
+        shape = _choose_shape(batch, batch.num_segments, plan.best, ())
         kind = GraphKind.of(plan, shape.num_sequences)
         sizes = shape.num_rows, kind.num_trees * kind.width
         if self.is_exact or self._has_window or not fits(plan) or max(sizes) > ROWS[-1] or plan.best > MAX_TOP_K:
@@ -308,7 +306,9 @@ def run_and_capture(work: PassT, stream: torch.cuda.Stream | None, device: torch
 def count_rows(batch: PackedBatch) -> int:
     """Rows that a pass needs for the batch: more rows than nodes where a grown tree needs more ancestor words."""
     size = len(batch.token_ids)
-    grown = max([count_bits(segment) for segment in batch.segments if segment.after], default=0)
+    if len(batch.parents) == size:  # all trees are new
+        return size
+    grown = max([count_bits(segment) for segment in batch.segments if segment.after])
     return max(size, grown) if grown > MIN_WORDS * WORD_BITS else size
 
 
@@ -347,7 +347,7 @@ def list_ready(num_sequences: int, ready: Iterable[Shape]) -> tuple[int, ...]:
 def _choose_shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, ...]) -> Shape:
     num_rows = _round_up(count_rows(batch), ROWS)
     sizes = SEQUENCES if num_rows <= ROWS[-1] else LARGE_SEQUENCES
-    num_sequences = min(_round_up(len(batch.segments), sizes), num_rows)
+    num_sequences = min(_round_up(batch.num_segments, sizes), num_rows)
     return Shape(num_rows, num_sequences, _count_logits(num_rows, num_wanted), num_best, taps)
 
 

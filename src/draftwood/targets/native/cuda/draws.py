@@ -27,7 +27,6 @@ class Draws:
     def launch(self, work: Pass, batch: PackedBatch) -> DrawnTokens:
         """Launch the draws that the batch asks for, to run after its pass. Does not wait."""
         fields, outputs = batch.list_draws(is_selected=work.selects_rows)
-        num_outputs = sum([segment.num_logits for segment in batch.segments])
         size = len(outputs)
         if size > len(self._tokens):
             self._allocate(1 << (size - 1).bit_length())
@@ -38,7 +37,7 @@ class Draws:
         launch_draws(work.logits, work.words, work.peaks, draws, self._scratch, self._tokens)
         answer = self._answer[:size]
         answer.copy_(self._tokens[:size], non_blocking=True)
-        return DrawnTokens(answer.numpy(), np.frombuffer(outputs, np.int64), num_outputs, self._tokens[:size])
+        return DrawnTokens(answer.numpy(), np.frombuffer(outputs, np.int64), batch.num_wanted, self._tokens[:size])
 
     def _allocate(self, size: int) -> None:
         device, on_gpu = self._device, self._device.type == "cuda"

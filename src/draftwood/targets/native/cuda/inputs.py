@@ -87,14 +87,10 @@ class Inputs:
 
     def _fill_in_c(self, fill: Callable[..., int], batch: PackedBatch, moves: Moves) -> bool:
         """Returns False, with nothing written, if the batch is invalid."""
-        fields, parents = list[int](), array("i")
-        for _, base, prefix_len, tree_parents, num_logits, after in batch.segments:
-            fields += (base, prefix_len, after, len(tree_parents) - after, num_logits)
-            parents.extend(tree_parents)
-        memory = array("i", fields), array("i", batch.token_ids), parents, *moves
-        segments, ids, parents_at, sources, targets = [part.buffer_info()[0] for part in memory]
-        num_segments, num_moves = len(batch.segments), len(moves.sources)
-        return not fill(self._record_address, num_segments, segments, ids, parents_at, num_moves, sources, targets)
+        memory = array("i", batch.fields), batch.token_ids, batch.parents, *moves
+        segments, ids, parents, sources, targets = [part.buffer_info()[0] for part in memory]
+        num_moves = len(moves.sources)
+        return not fill(self._record_address, batch.num_segments, segments, ids, parents, num_moves, sources, targets)
 
     def _fill_in_python(self, batch: PackedBatch, moves: Moves) -> None:
         size, filled, num_moves = len(batch.token_ids), self._record.filled, len(moves.sources)

@@ -88,11 +88,10 @@ class FeatureDecoder:
             return None
         num_rows = ROWS[bisect_left(ROWS, size)]
         num_best = min(BEST[bisect_left(BEST, num_best)], self._vocab_size)
-        num_sequences = 1 << (len(batch.segments) - 1).bit_length()
-        num_wanted = sum([segment.num_logits for segment in batch.segments])
+        num_sequences = 1 << (batch.num_segments - 1).bit_length()
         num_logits = 0
-        if num_wanted:
-            num_logits = num_rows if num_rows <= MAX_ROWS else ROWS[bisect_left(ROWS, num_wanted)]
+        if batch.num_wanted:
+            num_logits = num_rows if num_rows <= MAX_ROWS else ROWS[bisect_left(ROWS, batch.num_wanted)]
         is_given = any(states is not None for states in given)
         return FeatureShape(Shape(num_rows, num_sequences, num_logits, num_best), is_given)
 
