@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from draftwood.growth.readings import MeanTime
 
-MEASURED = 32  # cycles of each way until they are compared
-TRY_AGAIN = 16  # of so many requests one begins in the slower way
-FOLLOWING = 0.02  # of mean times, by each cycle
+SETTLING = 8  # first cycles of each way, which are slow
+MEASURED = {True: 64, False: 32}  # cycles with the model, and without, until they are compared
+SOON, MAX_STAY = 4, 32  # requests after which one begins in the slower way; twice as many while that stays the slower
+FOLLOWING = 0.03  # of mean times, by each cycle
 DECAY = 0.99  # of tokens, by each pair of trees
 FIRST_RATIO, FIRST_TOKENS = 1.3, 8.0  # prior: tokens with the draft model over those without it, and their weight
 OWN_TOKENS = 12.0  # tokens' worth of belief that a request is like those before it
-CLEAR = 1.02  # times as quick: what it takes to go on without it
+MIN_PAIRS = 3  # pairs of trees that a request sees before it goes on without it
+CLEAR = 1.02  # times as quick: what it takes to do so
 
 
 class Worth:
@@ -27,14 +29,16 @@ class Worth:
 
     def __init__(self) -> None:
         self._seconds = {True: MeanTime(FOLLOWING), False: MeanTime(FOLLOWING)}  # of cycles with it, and without
-        self._has_begun = {True: False, False: False}
+        self._num_settling = {True: SETTLING, False: SETTLING}
         self._with, self._without = FIRST_RATIO * FIRST_TOKENS, FIRST_TOKENS  # decayed sums of tokens
-        self._num_begun = 0
+        self._verdict = True  # the last one: whether it pays
+        self._stay = self._left = SOON
 
     def note_cycle(self, seconds: float, *, has_model: bool) -> None:
-        if self._has_begun[has_model]:
+        if self._num_settling[has_model]:
+            self._num_settling[has_model] -= 1
+        else:
             self._seconds[has_model].note(seconds)
-        self._has_begun[has_model] = True  # the very first one reads the weights
 
     def note_tokens(self, with_model: int, without: int) -> None:
         """Tokens of a cycle, the bonus token included, with the tree that it had and the one without the model."""
@@ -44,16 +48,22 @@ class Worth:
     def begins_with_model(self) -> bool:
         """Whether the next request begins with it. Each way is measured first, and again now and then."""
         for has_model, seconds in self._seconds.items():
-            if seconds.weight < MEASURED:
+            if seconds.weight < MEASURED[has_model]:
                 return has_model
-        self._num_begun = (self._num_begun + 1) % TRY_AGAIN
-        return self.pays(self.ratio) == (self._num_begun > 0)
+        before, self._verdict = self._verdict, self.pays(self.ratio)
+        if self._verdict != before:
+            self._stay = self._left = SOON
+        self._left -= 1
+        if self._left:
+            return self._verdict
+        self._left = self._stay = min(2 * self._stay, MAX_STAY)
+        return not self._verdict
 
     def pays(self, ratio: float) -> bool:
         """Whether so many tokens, relative to those without it, are worth the time of its cycles."""
-        seconds, without = self._seconds[True], self._seconds[False]
-        is_known = min(seconds.weight, without.weight) >= MEASURED
-        return not is_known or CLEAR * ratio * without.seconds >= seconds.seconds
+        if any(seconds.weight < MEASURED[has_model] for has_model, seconds in self._seconds.items()):
+            return True  # nothing else is known
+        return CLEAR * ratio * self._seconds[False].seconds >= self._seconds[True].seconds
 
     @property
     def ratio(self) -> float:
@@ -66,12 +76,14 @@ class OwnWorth:
     def __init__(self, record: Worth) -> None:
         self.record = record
         self._with, self._without = OWN_TOKENS * record.ratio, OWN_TOKENS
+        self._num_pairs = 0
 
     def note_tokens(self, with_model: int, without: int) -> None:
         self.record.note_tokens(with_model, without)
         self._with += with_model
         self._without += without
+        self._num_pairs += 1
 
     @property
     def pays(self) -> bool:
-        return self.record.pays(self._with / self._without)
+        return self._num_pairs < MIN_PAIRS or self.record.pays(self._with / self._without)
