@@ -21,7 +21,7 @@ from draftwood.drafters.blend_options import TABLES, BlendOptions
 from draftwood.drafters.goose import BYPASSES, CONSENSUS, GooseDrafter, GooseOptions
 from draftwood.engine.tally import TreeCounts
 from draftwood.sizing.chances import AcceptanceRecord, new_guesses
-from draftwood.sizing.cutting import Cut, Offer, PassCosts, cut_trees
+from draftwood.sizing.cutting import Cut, Offers, PassCosts, cut_trees
 from draftwood.sources.context import CompiledContextMatch, ContextMatch, new_context
 from draftwood.sources.transitions import TransitionTable
 from draftwood.targets import TopRows
@@ -109,7 +109,7 @@ def cut_both(
     texts: Sequence[Sequence[int]],
 ) -> tuple[Cut, Cut]:
     """After the trees were followed by the tokens of ``texts``."""
-    offers = [Offer(tree, *limit, lesson) for tree, limit, lesson in zip(trees, limits, lessons, strict=True)]
+    offers = Offers(trees, *zip(*limits, strict=True), lessons)
     one, other = AcceptanceRecord(0.9), AcceptanceRecord(0.9)
     compiled = [new_guesses(AcceptanceRecord(0.8, one), one) for _ in trees]
     with in_python():

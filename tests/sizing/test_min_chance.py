@@ -7,24 +7,12 @@ import pytest
 from draftwood import LLM, SamplingParams
 from draftwood.drafters.blend import MIN_VALUE, BlendDrafter
 from draftwood.sizing.costs import CostProfile
-from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import LiveCosts
-from draftwood.sizing.sizer import (
-    EDGE_FALL,
-    EDGE_RISE,
-    MARGIN,
-    MIN_EDGE,
-    Drafted,
-    Experience,
-    Load,
-    Sizer,
-    cut_drafted,
-    note_silence,
-)
+from draftwood.sizing.sizer import EDGE_FALL, EDGE_RISE, MARGIN, MIN_EDGE, Experience, Sizer, note_silence
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, TreeBuilder
-from tests.tools.sizing import HOPELESS, KNEE, cut, sizer
+from tests.tools.sizing import HOPELESS, KNEE, cut, cut_all, drafts_of, sizer
 
 SLOPE = CostProfile((1, 2, 64), (16,), ((1.0, 1.1, 7.3),))  # a position costs a tenth of a pass
 
@@ -77,11 +65,7 @@ def test_drafters_of_a_batch_have_edges_of_their_own() -> None:
     costs, drafters = LiveCosts(SLOPE), [Experience(is_calibrated=True) for _ in range(2)]
     trees = [branches(0.5, 0.04), branches(0.5, 0.01)]
     for _ in range(40):
-        drafted = [
-            Drafted(Sizer(costs, drafter), Offer(tree, len(tree), len(tree)), 0.0)
-            for drafter, tree in zip(drafters, trees, strict=True)
-        ]
-        cut_drafted(drafted, 16, Load())
+        cut_all(drafts_of([Sizer(costs, drafter) for drafter in drafters], trees))
     assert [drafter.edge for drafter in drafters] == [0.04, 0.01]
 
 

@@ -8,12 +8,11 @@ from itertools import pairwise
 import pytest
 
 from draftwood.sizing.costs import CostProfile
-from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import LiveCosts
-from draftwood.sizing.sizer import MIN_DRAFT_COST, Drafted, Experience, Load, Sizer, cut_drafted, note_outcomes
+from draftwood.sizing.sizer import MIN_DRAFT_COST, Experience, Load, Sizer, note_outcomes
 from draftwood.sizing.watch import MAX_PAUSE, MAX_SCALE
 from draftwood.tree import DraftTree
-from tests.tools.sizing import CHAIN, FREE, HOPELESS, STEEP, cut, play, sizer
+from tests.tools.sizing import CHAIN, FREE, HOPELESS, STEEP, cut, cut_all, drafts_of, play, sizer
 
 
 def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, emitted: Sequence[int]) -> list[bool]:
@@ -141,8 +140,8 @@ def test_speculation_that_never_pays_is_hardly_tried(num_requests: int) -> None:
         for index in tried:
             num_tries[index] += 1
         load = Load(num_requests - len(tried), float(num_requests - len(tried)))
-        drafted = [Drafted(sizers[index], Offer(CHAIN, 8, 8), 0.1) for index in tried]
-        assert all(len(tree) == 1 for tree in (cut_drafted(drafted, 16, load) if drafted else []))
+        drafts = drafts_of([sizers[index] for index in tried], [CHAIN] * len(tried), 0.1)
+        assert all(len(tree) == 1 for tree in (cut_all(drafts, load) if tried else []))
         root = DraftTree.root_only(0)
         note_outcomes(
             [

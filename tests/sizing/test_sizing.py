@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from draftwood.sizing.chances import DISCOUNT, TRUST, AcceptanceRecord, PythonGuesses
 from draftwood.sizing.costs import CostProfile
-from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import HostCosts, LiveCosts
-from draftwood.sizing.sizer import MIN_WANTED, Drafted, Experience, Load, Sizer, cut_drafted
+from draftwood.sizing.sizer import MIN_WANTED, Experience, Load, Sizer
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.conftest import random_parents
-from tests.tools.sizing import CHAIN, FREE, HOPELESS, KNEE, PROFILES, STEEP, cut, play, sizer
+from tests.tools.sizing import CHAIN, FREE, HOPELESS, KNEE, PROFILES, STEEP, cut, cut_all, drafts_of, play, sizer
 
 
 @st.composite
@@ -102,9 +101,9 @@ def test_nodes_that_teach_are_verified_where_positions_are_cheap() -> None:
     hopeless = DraftTree.chain(list(range(8)), "test", [0.0] * 8)
     for costs, size in ((FREE, 8), (KNEE, 8), (STEEP, 1), (HOPELESS, 1)):
         for lesson, kept in ((0.0, 1), (0.02, size)):
-            drafted = Drafted(sizer(costs), Offer(hopeless, 8, 8, lesson), 0.0)
-            assert len(cut_drafted([drafted], 16, Load())[0]) == kept
-            assert drafted.sizer.expected == pytest.approx(1.0)
+            by = sizer(costs)
+            assert len(cut_all(drafts_of([by], [hopeless], lesson=lesson))[0]) == kept
+            assert by.expected == pytest.approx(1.0)
 
 
 def test_good_guesses_pay_for_positions_and_bad_ones_do_not() -> None:
@@ -228,8 +227,8 @@ def test_nodes_go_to_the_requests_where_they_gain_most() -> None:
     costs, drafter = LiveCosts(CostProfile((1, 16, 17, 64), (16,), ((1.0, 1.1, 4.0, 40.0),))), Experience()
     sure = DraftTree.chain(list(range(20)), "sure", [0.95] * 20)
     doubtful = DraftTree.chain(list(range(20)), "doubtful", [0.3] * 20)
-    drafted = [Drafted(Sizer(costs, drafter), Offer(tree, 20, 20), 0.0) for tree in (sure, doubtful, sure, doubtful)]
-    sizes = [len(tree) for tree in cut_drafted(drafted, 16, Load())]
+    trees = [sure, doubtful, sure, doubtful]
+    sizes = [len(tree) for tree in cut_all(drafts_of([Sizer(costs, drafter) for _ in trees], trees))]
     assert sum(sizes) == 16
     assert sizes[0] == sizes[2] > 2 * sizes[1] == 2 * sizes[3]
 

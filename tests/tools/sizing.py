@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwood.sizing.costs import SIZES, CostProfile
-from draftwood.sizing.cutting import Offer
+from draftwood.sizing.cutting import Offers
 from draftwood.sizing.live import LiveCosts
-from draftwood.sizing.sizer import Drafted, Experience, Load, Sizer, cut_drafted
+from draftwood.sizing.sizer import Drafts, Experience, Load, Sizer, cut_drafted
 from draftwood.tree import DraftTree
 
 FREE = CostProfile(SIZES, (16,), ((1.0,) * len(SIZES),))
@@ -24,10 +24,26 @@ def sizer(costs: CostProfile = STEEP, drafter: Experience | None = None) -> Size
     return Sizer(LiveCosts(costs), drafter or Experience())
 
 
+def drafts_of(
+    sizers: Sequence[Sizer], trees: Sequence[DraftTree], draft_seconds: float = 0.0, lesson: float = 0.0
+) -> Drafts:
+    """Trees without limits, one per sizer."""
+    count, sizes = len(sizers), [len(tree) for tree in trees]
+    offers = Offers(trees, sizes, sizes, [lesson] * count)
+    return Drafts(sizers, offers, [draft_seconds] * count, [0.0] * count, [True] * count)
+
+
+def cut_all(drafts: Drafts, load: Load = NO_LOAD, context: int = 16) -> list[DraftTree]:
+    """Cut the trees of a batch, and note that."""
+    found = cut_drafted(drafts, context, load)
+    found.note()
+    return found.trees
+
+
 def cut(by: Sizer, tree: DraftTree, load: Load = NO_LOAD, context: int = 16, draft_seconds: float = 0.0) -> DraftTree:
     """Cut the tree of a single request."""
-    drafted = Drafted(by, Offer(tree, len(tree), len(tree)), draft_seconds)
-    return by.cut_drawn(drafted, context, load) if tree.proposals else cut_drafted([drafted], context, load)[0]
+    drafts = drafts_of([by], [tree], draft_seconds)
+    return by.cut_drawn(drafts, context, load) if tree.proposals else cut_all(drafts, load, context)[0]
 
 
 def play(by: Sizer, accepted: Sequence[int], tree: DraftTree = CHAIN) -> Sizer:

@@ -98,7 +98,7 @@ class Core:
         self.spine_tree = function("spine_tree", c_int64, *context, *spine, *limits, c_void_p, c_void_p)
         self.chances = function("chances", None, c_void_p, c_void_p, c_void_p)
         costs = (c_double, c_void_p, c_double, c_double)
-        self.cut = function("cut", c_int, c_int64, c_void_p, c_void_p, *costs, c_int64, *[c_void_p] * 6)
+        self.cut = function("cut", c_int, c_int64, *[c_void_p] * 6, *costs, c_int64, *[c_void_p] * 6)
         self.note = function("note", None, c_int64, *[c_void_p] * 4)
         self.accept = function("accept", None, c_int64, *[c_void_p] * 6)
         self.tally = function("tally", None, c_int64, *[c_void_p] * 7)

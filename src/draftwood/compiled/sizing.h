@@ -82,13 +82,17 @@ static void find_chances(const Experience *e, const Tree *t, double *chances, do
 
 /* -- cutting ------------------------------------------------------------------------------------------------------- */
 
-/* What a drafter offers for one request, and the limits of its tree. */
+/* What drafters offer for some requests, and the limits of their trees. */
 typedef struct {
-    Tree tree;
-    const Experience *experience;
-    int64_t room, max_depth;
-    double lesson; /* tokens that later trees gain from the first node that is verified; others teach less */
-} Offered;
+    const Tree *trees;
+    const Experience *const *experiences;
+    const int64_t *rooms, *max_depths;
+    const double *lessons; /* tokens that later trees gain from the first node that is verified; others teach less */
+} Offers;
+
+static inline int may_keep(const Offers *o, int64_t i, int64_t node) {
+    return node < o->rooms[i] && depths_of(&o->trees[i])[node] <= o->max_depths[i];
+}
 
 /* A node that may be kept. Keys of better nodes are smaller; equal chances keep their order, parents first. */
 static inline uint64_t sort_key(double chance, uint64_t index) {
@@ -162,28 +166,29 @@ static int64_t copy_kept(const Tree *t, const uint8_t *kept, int32_t *numbers, i
 }
 
 /* The lowest value of a kept path and the highest of one that might have been kept, as the drafter estimates them. */
-static void find_edges(const Offered *o, const uint8_t *kept, double *values, double *least, double *most) {
-    const Tree *t = &o->tree;
+static void find_edges(const Offers *o, int64_t i, const uint8_t *kept, double *values, double *least, double *most) {
+    const Tree *t = &o->trees[i];
     *least = 1.0, *most = 0.0;
     values[0] = 1.0;
     for (int64_t node = 1; node < t->size; node++) {
         const double value = values[node] = values[parents_of(t)[node]] * t->probs[node];
         if (kept[node]) *least = value < *least ? value : *least;
-        else if (node < o->room && depths_of(t)[node] <= o->max_depth) *most = value > *most ? value : *most;
+        else if (may_keep(o, i, node)) *most = value > *most ? value : *most;
     }
 }
 
 typedef struct {
-    const Offered *offers;
+    const Offers *offers;
     double *chances, *left; /* of all trees */
 } CutChances;
 
 static void find_chances_of(void *job, long i, int thread) {
     const CutChances *c = job;
+    const Offers *o = c->offers;
     int64_t first = 0;
-    for (int64_t before = 0; before < i; before++) first += c->offers[before].tree.size;
+    for (int64_t before = 0; before < i; before++) first += o->trees[before].size;
     (void)thread;
-    find_chances(c->offers[i].experience, &c->offers[i].tree, c->chances + first, c->left + 2 * first);
+    find_chances(o->experiences[i], &o->trees[i], c->chances + first, c->left + 2 * first);
 }
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
@@ -201,30 +206,30 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
  * by side; `sizes` their sizes, `expected` their tokens. Of the values that the drafter gives to paths, `least [n]`
  * receives the lowest of a kept guess, 1 if none is, and `most [n]` the highest of one that might have been kept, 0 if
  * all are. Returns 0 if out of memory. */
-int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double tokens, const double *seconds,
-                  double fixed, double per_node, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
-                  double *expected, double *least, double *most) {
+int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experiences, const int64_t *rooms,
+                  const int64_t *max_depths, const double *lessons, const Rules *rules, double tokens,
+                  const double *seconds, double fixed, double per_node, int64_t stride, int32_t *ints, double *probs,
+                  int64_t *sizes, double *expected, double *least, double *most) {
+    const Offers offers = {trees, experiences, rooms, max_depths, lessons};
     int64_t total = 0, num_keys = 0;
-    for (int64_t i = 0; i < n; i++) total += offers[i].tree.size;
+    for (int64_t i = 0; i < n; i++) total += trees[i].size;
     char *memory = malloc(total * (4 * sizeof(double) + 2 * sizeof(uint64_t) + sizeof(int32_t) + 1));
     if (!memory) return 0;
     double *chances = (double *)memory, *values = chances + total, *left = values + total;
     uint64_t *keys = (uint64_t *)(left + 2 * total);
     int32_t *numbers = (int32_t *)(keys + 2 * total);
     uint8_t *kept = (uint8_t *)(numbers + total);
-    CutChances job = {offers, chances, left};
+    CutChances job = {&offers, chances, left};
     for_requests(find_chances_of, &job, n, 1);
-    for (int64_t i = 0, first = 0; i < n; first += offers[i++].tree.size) {
-        const Offered *o = &offers[i];
-        const int32_t *depths = depths_of(&o->tree);
-        double lesson = o->lesson;
+    for (int64_t i = 0, first = 0; i < n; first += trees[i++].size) {
+        double lesson = lessons[i];
         kept[first] = 1;
-        for (int64_t node = 1; node < o->tree.size; node++) {
+        for (int64_t node = 1; node < trees[i].size; node++) {
             kept[first + node] = 0;
             chances[first + node] *= rules->hope;
             values[first + node] = chances[first + node] + lesson;
             lesson *= rules->fade;
-            if (node < o->room && depths[node] <= o->max_depth)
+            if (may_keep(&offers, i, node))
                 keys[num_keys++] = sort_key(values[first + node], (uint64_t)(first + node));
         }
         tokens += 1.0;
@@ -238,14 +243,14 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
         if (rate > best_rate) best = i, best_rate = rate;
     }
     for (int64_t i = 0; i < best; i++) kept[(uint32_t)keys[i]] = 1;
-    for (int64_t i = 0, first = 0, start = 0; i < n; first += offers[i++].tree.size) {
-        const Tree *t = &offers[i].tree;
+    for (int64_t i = 0, first = 0, start = 0; i < n; first += trees[i++].size) {
+        const Tree *t = &trees[i];
         sizes[i] = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
         start += sizes[i];
         expected[i] = 1.0;
         for (int64_t node = 1; node < t->size; node++)
             if (kept[first + node]) expected[i] += chances[first + node] / rules->hope;
-        find_edges(&offers[i], kept + first, values + first, &least[i], &most[i]);
+        find_edges(&offers, i, kept + first, values + first, &least[i], &most[i]);
     }
     free(memory);
     return 1;

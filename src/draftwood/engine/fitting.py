@@ -2,14 +2,28 @@
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from draftwood.engine.session import Session
 from draftwood.errors import TreeError
-from draftwood.sizing import Drafted, Load, Offer, cut_drafted, note_silence
+from draftwood.sizing import CutDrafts, Drafts, Load, Offers, Sizer, cut_drafted, note_silence
 from draftwood.structured import constrain
 
 
-def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...]) -> None:
+class Fitted(NamedTuple):
+    """What sizers have to note about the trees of a cycle; that may wait until the pass was launched."""
+
+    cut: CutDrafts | None  # trees of chosen children
+    silent: Sequence[Sizer]  # of drafters that were asked for guesses and had none
+
+    def note(self) -> None:
+        if self.cut is not None:
+            self.cut.note()
+        if self.silent:
+            note_silence(self.silent, () if self.cut is None else self.cut.sizers)
+
+
+def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...]) -> Fitted:
     """Sets the tree that each session verifies in this cycle, from the one that was offered.
 
     A draft that cannot be verified ends its session. ``num_read``: positions of prompts in the same pass. ``ready``:
@@ -39,24 +53,25 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
     for session in plain:
         tree = session.offered
         session.tree = tree if tree.size == 1 else tree.first(session.room).limit_depth(session.num_left - 1)
+    cut = None
     if chosen:
         others = [session.tree.size for group in (plain, drawn) for session in group]
         load = Load(num_read + num_resting + sum(others), float(num_resting + len(others)))
-        _cut_chosen(chosen, load, ready)
+        cut = _cut_chosen(chosen, load, ready)
     silent = [session.sizer for session in plain if session.sizer is not None and session.num_wanted > 1]
-    if silent:
-        note_silence(silent, [session.sizer for session in chosen if session.sizer is not None])
     share = (time.perf_counter() - started) / max(len(drafted) - num_resting, 1)  # counts as drafting
     for group in (plain, drawn, chosen):
         for session in group:
             session.draft_seconds += share
+    return Fitted(cut, silent)
 
 
-def _cut_chosen(sessions: Sequence[Session], load: Load, ready: tuple[int, ...]) -> None:
+def _cut_chosen(sessions: Sequence[Session], load: Load, ready: tuple[int, ...]) -> CutDrafts:
     context = sum([len(session.tokens) for session in sessions]) // len(sessions) - 1
-    trees = cut_drafted(list(map(_drafted, sessions)), context, load, ready)
-    for session, tree in zip(sessions, trees, strict=True):
+    cut = cut_drafted(_drafts_of(sessions), context, load, ready)
+    for session, tree in zip(sessions, cut.trees, strict=True):
         session.tree = tree
+    return cut
 
 
 def _cut_drawn(sessions: Sequence[Session], all_drafted: Sequence[Session], num_read: int) -> None:
@@ -66,14 +81,26 @@ def _cut_drawn(sessions: Sequence[Session], all_drafted: Sequence[Session], num_
     for session in sessions:
         assert session.sizer is not None
         others = Load(positions - len(session.tree), tokens - session.num_expected)
-        session.tree = session.sizer.cut_drawn(_drafted(session), len(session.tokens) - 1, others)
+        session.tree = session.sizer.cut_drawn(_drafts_of([session]), len(session.tokens) - 1, others)
         positions, tokens = others.positions + len(session.tree), others.tokens + session.num_expected
 
 
-def _drafted(session: Session) -> Drafted:
-    assert session.sizer is not None
-    offer = Offer(session.offered, session.room, session.num_left - 1, session.drafter.lesson)
-    return Drafted(session.sizer, offer, session.draft_seconds, session.learn_seconds, session.was_ready)
+def _drafts_of(sessions: Sequence[Session]) -> Drafts:
+    drafters = [session.drafter for session in sessions]
+    lengths = [len(session.tokens) for session in sessions]
+    offers = Offers(
+        [session.offered for session in sessions],
+        [session.capacity - length + 1 for session, length in zip(sessions, lengths, strict=True)],
+        [session.max_length - length - 1 for session, length in zip(sessions, lengths, strict=True)],
+        [drafter.lesson for drafter in drafters],
+    )
+    return Drafts(
+        [session.sizer for session in sessions if session.sizer is not None],
+        offers,
+        [session.draft_seconds for session in sessions],
+        [session.learn_seconds for session in sessions],
+        [drafter.was_ready for drafter in drafters],  # they drafted
+    )
 
 
 def _describe(session: Session) -> TreeError:

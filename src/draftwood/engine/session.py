@@ -46,6 +46,7 @@ class Session:
         self.budget, self.max_tokens = sample.budget, sample.max_tokens
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
+        self.max_length = self.num_prompt + sample.max_tokens  # tokens, with all that may be emitted
         self.num_read = self.num_prompt  # tokens that prefill has to commit, all but the last: the prompt at first
         self.num_committed = 0  # of those, in the target's cache; not updated after prefill
         self.is_prefilling = self.num_read > 1  # whether some are missing; kept, since it is read often
@@ -109,7 +110,7 @@ class Session:
     @property
     def num_left(self) -> int:
         """Tokens that may still be emitted."""
-        return self.max_tokens - len(self.tokens) + self.num_prompt
+        return self.max_length - len(self.tokens)
 
     @property
     def room(self) -> int:

@@ -54,13 +54,14 @@ def begin(
     sessions = select_sessions(sessions)
     drafted = draft(sessions, drafts=drafts, is_trial=is_trial, is_watched=is_watched)
     num_read = sum([session.num_unread for session in sessions if session.is_prefilling])
-    fit_trees(drafted, num_read, target.ready_sizes(len(sessions)))
+    fitted = fit_trees(drafted, num_read, target.ready_sizes(len(sessions)))
     running = [session for session in sessions if session.error is None]
     if not running:
         return None
     before_launch()
     launched = launch(target, running, lane)
     launched.times.drafting = time.perf_counter() - started - launched.times.passing
+    fitted.note()
     show_prompts(running)
     draft_ahead(launched)
     return launched

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Sequence
 from itertools import accumulate, repeat
 from operator import add, mul
-from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -20,16 +19,14 @@ import numpy as np
 from draftwood.sizing.chances import DISCOUNT, FADE, RULES_ADDRESS, CompiledGuesses, Guesses
 from draftwood.tree import DraftTree, Forest
 
-_LIMITS = Struct("@3qd")  # what ``Offered`` of compiled/sizing.h has beside the tree
 
+class Offers(NamedTuple):
+    """The trees that drafters offer for some requests, and their limits: one entry per request in every column."""
 
-class Offer(NamedTuple):
-    """The tree that a drafter offers for one request, and its limits."""
-
-    tree: DraftTree
-    room: int  # nodes that fit into the cache, at least 1
-    max_depth: int  # guesses beyond it cannot be emitted
-    lesson: float = 0.0  # tokens that later trees gain from the first node that is verified; others teach less
+    trees: Sequence[DraftTree]
+    rooms: Sequence[int]  # nodes that fit into the cache, at least 1
+    max_depths: Sequence[int]  # guesses beyond them cannot be emitted
+    lessons: Sequence[float]  # tokens that later trees gain from the first node that is verified; others teach less
 
 
 class PassCosts(NamedTuple):
@@ -50,10 +47,10 @@ class Cut(NamedTuple):
     most: list[float]  # the highest of one that might have been kept; 0: all were
 
 
-def cut_trees(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
+def cut_trees(guesses: Sequence[Guesses], offers: Offers, costs: PassCosts) -> Cut:
     """``guesses``: what is known about the chances of each request."""
     compiled = [each for each in guesses if isinstance(each, CompiledGuesses)]
-    if len(compiled) == len(offers) > 0:
+    if len(compiled) == len(offers.trees) > 0:
         return _cut_in_c(compiled, offers, costs)
     return _cut_in_python(guesses, offers, costs)
 
@@ -67,19 +64,18 @@ def best_size(chances: Sequence[float], costs: PassCosts) -> tuple[int, float]:
     return size, 1.0 + (tokens[size - 1] - tokens[0]) / DISCOUNT
 
 
-def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
-    places = [offer.tree.pack().place for offer in offers]  # first, since a new source moves the records
-    given = b"".join(
-        [
-            place + _LIMITS.pack(each.address(), room, max_depth, lesson)
-            for place, each, (_, room, max_depth, lesson) in zip(places, compiled, offers, strict=True)
-        ]
-    )
-    forest = Forest(sum([offer.tree.size for offer in offers]))
-    sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(24 * len(offers)))
+def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Offers, costs: PassCosts) -> Cut:
+    trees, count = offers.trees, len(compiled)
+    places = b"".join([tree.pack().place for tree in trees])  # first, since a new source moves the records
+    records = array("q", [each.address() for each in compiled])
+    limits = array("q", offers.rooms), array("q", offers.max_depths), array("d", offers.lessons)
+    forest = Forest(sum([tree.size for tree in trees]))
+    sizes, expected = array("q", bytes(8 * count)), array("d", bytes(24 * count))
     done = compiled[0].core.cut(
-        len(offers),
-        given,
+        count,
+        places,
+        records.buffer_info()[0],
+        *[column.buffer_info()[0] for column in limits],
         RULES_ADDRESS,
         costs.tokens,
         costs.seconds.buffer_info()[0] + 8 * costs.others,
@@ -89,37 +85,38 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
         forest.address,
         forest.probs_address,
         sizes.buffer_info()[0],
-        *[expected.buffer_info()[0] + 8 * part * len(offers) for part in range(3)],
+        *[expected.buffer_info()[0] + 8 * part * count for part in range(3)],
     )
     if not done:
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    trees, start = list[DraftTree](), 0
-    for (tree, *_), size in zip(offers, sizes, strict=True):
-        trees.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
+    kept, start = list[DraftTree](), 0
+    for tree, size in zip(trees, sizes, strict=True):
+        kept.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
         start += size
-    count, found = len(offers), expected.tolist()
-    return Cut(trees, found[:count], found[count : 2 * count], found[2 * count :])
+    found = expected.tolist()
+    return Cut(kept, found[:count], found[count : 2 * count], found[2 * count :])
 
 
-def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
+def _cut_in_python(guesses: Sequence[Guesses], offers: Offers, costs: PassCosts) -> Cut:
     chances = [
-        [1.0, *(chance * DISCOUNT for chance in each.chances(offer.tree))]
-        for each, offer in zip(guesses, offers, strict=True)
+        [1.0, *(chance * DISCOUNT for chance in each.chances(tree))]
+        for each, tree in zip(guesses, offers.trees, strict=True)
     ]
     candidates = [
         (number, node)
-        for number, (tree, room, max_depth, _) in enumerate(offers)
+        for number, (tree, room, max_depth, _) in enumerate(zip(*offers, strict=True))
         for node in range(1, min(room, len(tree)))
         if tree.depths[node] <= max_depth
     ]
     values = [
-        [0.0, *map(add, own[1:], accumulate(repeat(FADE, len(own) - 2), mul, initial=offer.lesson))]
-        for own, offer in zip(chances, offers, strict=True)
+        [0.0, *map(add, own[1:], accumulate(repeat(FADE, len(own) - 2), mul, initial=lesson))]
+        for own, lesson in zip(chances, offers.lessons, strict=True)
     ]
     ranked = np.argsort([-np.float32(values[number][node]) for number, node in candidates], kind="stable")
     order = [candidates[index] for index in ranked]  # of equals the earlier first
-    tokens, positions = costs.tokens, costs.others + len(offers)
-    for _ in offers:
+    tokens, count = costs.tokens, len(chances)
+    positions = costs.others + count
+    for _ in range(count):
         tokens += 1.0
     best, best_rate = 0, tokens / (costs.seconds[positions - 1] + costs.fixed)
     for size, (number, node) in enumerate(order, start=1):
@@ -127,16 +124,16 @@ def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: P
         rate = tokens / (costs.seconds[positions + size - 1] + costs.fixed + costs.per_node * size)
         if rate > best_rate:
             best, best_rate = size, rate
-    kept: list[list[int]] = [[0] for _ in offers]
+    kept: list[list[int]] = [[0] for _ in range(count)]
     for number, node in order[:best]:
         kept[number].append(node)
-    trees = [offer.tree.select(sorted(nodes)) for offer, nodes in zip(offers, kept, strict=True)]
-    expected = [1.0] * len(offers)
+    trees = [tree.select(sorted(nodes)) for tree, nodes in zip(offers.trees, kept, strict=True)]
+    expected = [1.0] * count
     for number, nodes in enumerate(kept):
         for node in sorted(nodes)[1:]:
             expected[number] += chances[number][node] / DISCOUNT
-    least, most = [1.0] * len(offers), [0.0] * len(offers)
-    own = [tree.values() for tree, *_ in offers]
+    least, most = [1.0] * count, [0.0] * count
+    own = [tree.values() for tree in offers.trees]
     for number, node in order[:best]:
         least[number] = min(least[number], own[number][node])
     for number, node in order[best:]:

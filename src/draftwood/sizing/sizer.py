@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from draftwood.sizing.chances import DISCOUNT, AcceptanceRecord, CompiledGuesses, Kind, new_guesses, note_all
-from draftwood.sizing.cutting import Offer, PassCosts, best_size, cut_trees
+from draftwood.sizing.cutting import Cut, Offers, PassCosts, best_size, cut_trees
 from draftwood.sizing.live import LiveCosts
 from draftwood.sizing.watch import Watch, WatchRecord
 from draftwood.tree import DraftTree
@@ -51,14 +51,14 @@ class Load(NamedTuple):
     tokens: float = 0.0
 
 
-class Drafted(NamedTuple):
-    """A drafter's tree for one request, before it is cut."""
+class Drafts(NamedTuple):
+    """The trees of some requests before they are cut: one entry per request in every column."""
 
-    sizer: Sizer
-    offer: Offer
-    seconds: float  # that drafting took
-    learning: float = 0.0  # seconds that learning took in the cycle before
-    was_ready: bool = True  # whether that says something about later drafts
+    sizers: Sequence[Sizer]
+    offers: Offers
+    seconds: Sequence[float]  # that drafting took
+    learning: Sequence[float]  # seconds that learning took in the cycle before
+    were_ready: Sequence[bool]  # whether that says something about later drafts
 
 
 class Experience:
@@ -146,20 +146,18 @@ class Sizer:
         seconds = self._costs.seconds(size, context)
         return (seconds[size - 1] - seconds[0]) / (max(size - 1, 1) * seconds[0])
 
-    def cut_drawn(self, drafted: Drafted, context: int, load: Load) -> DraftTree:
-        """The first nodes of a tree with drawn children. ``load``: of the other requests.
+    def cut_drawn(self, drafts: Drafts, context: int, load: Load) -> DraftTree:
+        """The first nodes of a tree with drawn children, of this request alone. ``load``: of the other requests.
 
         Draws must not depend on times of this run, or a seed would not determine the output.
         """
-        (tree, room, max_depth, _), chances = (
-            drafted.offer,
-            [1.0, *(DISCOUNT * chance for chance in self._chances_by_place())],
-        )
+        ((tree, room, max_depth, _),) = zip(*drafts.offers, strict=True)
+        chances = [1.0, *(DISCOUNT * chance for chance in self._chances_by_place())]
         seconds = self._costs.fixed_seconds(load.positions + len(chances), context)
         size, self.expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
         size = min(size, len(tree))
         self._want(len(tree), size)
-        _note_drafts([drafted])
+        _note_drafts(drafts)
         return tree.first(min(size, room)).limit_depth(max_depth)
 
     def outcome(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> Outcome:
@@ -179,11 +177,6 @@ class Sizer:
             more = 2 * kept if kept == offered else kept // 2
             least = self._wanted if kept == offered else MIN_WANTED  # the drafter may have had no more
             self._wanted = min(max(least, kept + max(more + 4, near)), self._largest)
-
-    def _note_cut(self, offered: int, kept: int, near: int, expected: float, cost: float) -> None:
-        """``cost``: of its guesses, in tokens of plain decoding."""
-        self.expected, self._cost = expected, cost
-        self._want(offered, kept, near)
 
     def note_pass(self, positions: int, context: int, seconds: float) -> None:
         """Learns from the time of a pass for this request alone."""
@@ -214,42 +207,61 @@ class Sizer:
         return [rates[bisect(PLACES, node)] for node in range(1, self._largest)]
 
 
-def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tuple[int, ...] = ()) -> list[DraftTree]:
+class CutDrafts(NamedTuple):
+    """What was cut: one entry per request in every column."""
+
+    sizers: Sequence[Sizer]
+    offered: Sequence[DraftTree]
+    cut: Cut
+    costs: Sequence[float]  # of guesses, in tokens of plain decoding
+    near: int  # nodes that a hardly longer cycle has room for, per request
+
+    @property
+    def trees(self) -> list[DraftTree]:
+        return self.cut.trees
+
+    def note(self) -> None:
+        """Shows the sizers what was cut, before they see what came of it and before the next drafts."""
+        trees, expected, least, most = self.cut
+        drafters = [sizer._drafter for sizer in self.sizers]
+        for drafter in set(drafters):
+            own = [index for index, other in enumerate(drafters) if other is drafter]
+            drafter.note_edge(min([least[index] for index in own]), max([most[index] for index in own]))
+        near = self.near
+        for sizer, tree, kept, tokens, cost in zip(self.sizers, self.offered, trees, expected, self.costs, strict=True):
+            sizer.expected, sizer._cost = tokens, cost
+            sizer._want(tree.size, kept.size, near)
+
+
+def cut_drafted(drafts: Drafts, context: int, load: Load, ready: tuple[int, ...] = ()) -> CutDrafts:
     """Cuts the trees of a batch, without drawn children, to the parts that pay.
 
     ``context``: committed positions of a request, in the mean. ``load``: of requests that are not among these.
     ``ready``: sizes of passes that can run at once, as in ``Target.ready_sizes``.
     """
-    _note_drafts(drafted)
-    sizers, offers = [each.sizer for each in drafted], [each.offer for each in drafted]
-    costs, sizes = sizers[0]._costs, [offer.tree.size for offer in offers]
-    seconds, host = costs.seconds(load.positions + sum(sizes) + SEEN, context, ready), costs.host
+    _note_drafts(drafts)
+    sizers, offered, count = drafts.sizers, drafts.offers.trees, len(drafts.sizers)
+    costs, num_offered = sizers[0]._costs, sum([tree.size for tree in offered])
+    seconds, host = costs.seconds(load.positions + num_offered + SEEN, context, ready), costs.host
     drafters = [sizer._drafter for sizer in sizers]
     drafting = sum([drafter.draft_seconds for drafter in drafters])
     learning = sum([drafter.learn_seconds for drafter in drafters])
-    fixed = drafting + host.per_request * len(drafted)
-    trees, expected, least, most = cut_trees(
+    fixed = drafting + host.per_request * count
+    cut = cut_trees(
         [sizer._guesses for sizer in sizers],
-        offers,
+        drafts.offers,
         PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node),
     )
-    edges: dict[Experience, tuple[float, float]] = {}
-    for drafter, low, high in zip(drafters, least, most, strict=True):
-        before = edges.get(drafter, (1.0, 0.0))
-        edges[drafter] = min(before[0], low), max(before[1], high)
-    for drafter, (low, high) in edges.items():
-        drafter.note_edge(low, high)
-    kept = [tree.size for tree in trees]
-    roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
+    kept = [tree.size for tree in cut.trees]
+    roots, num_guesses = load.positions + count, sum(kept) - count
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
     is_cheap = drafting + learning < MIN_DRAFT_COST * plain
-    near = _count_near(seconds, roots + num_guesses, fixed) // len(trees)
+    near = _count_near(seconds, roots + num_guesses, fixed) // count
     per_guess = (whole - plain) / max(num_guesses, 1)
-    per_token = (plain + host.per_request * len(drafted)) / (load.tokens + len(drafted))  # of plain decoding
-    for sizer, drafter, offered, size, tokens in zip(sizers, drafters, sizes, kept, expected, strict=True):
-        around = 0.0 if is_cheap else drafter.draft_seconds + drafter.learn_seconds
-        sizer._note_cut(offered, size, near, tokens, (around + per_guess * (size - 1)) / per_token)
-    return trees
+    per_token = (plain + host.per_request * count) / (load.tokens + count)  # of plain decoding
+    around = [0.0 if is_cheap else drafter.draft_seconds + drafter.learn_seconds for drafter in drafters]
+    spent = [(own + per_guess * (size - 1)) / per_token for own, size in zip(around, kept, strict=True)]
+    return CutDrafts(sizers, offered, cut, spent, near)
 
 
 def _count_near(seconds: array[float], positions: int, fixed: float) -> int:
@@ -296,17 +308,18 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
         note_all(compiled[0].core, compiled, trees, tokens)
 
 
-def _note_drafts(drafted: Sequence[Drafted]) -> None:
+def _note_drafts(drafts: Drafts) -> None:
     """Of a batch: once for each drafter, in the mean. The first draft of a request does not count: a draft model reads
     the prompt."""
-    known: dict[Experience, tuple[int, float, float]] = {}  # requests, and the sums of both times
-    for sizer, _, drafting, learning, was_ready in drafted:
+    sizers, _, seconds, learning, were_ready = drafts
+    known: dict[Experience, list[int]] = {}  # indices of requests
+    for index, (sizer, was_ready) in enumerate(zip(sizers, were_ready, strict=True)):
         if sizer._has_drafted and was_ready:
-            count, *sums = known.get(sizer._drafter, (0, 0.0, 0.0))
-            known[sizer._drafter] = count + 1, sums[0] + drafting, sums[1] + learning
+            known.setdefault(sizer._drafter, []).append(index)
         sizer._has_drafted = True
-    for drafter, (count, drafting, learning) in known.items():
-        drafter.note_draft(drafting / count, learning / count)
+    for drafter, own in known.items():
+        count = len(own)
+        drafter.note_draft(sum([seconds[i] for i in own]) / count, sum([learning[i] for i in own]) / count)
 
 
 def _follow(mean: float, seconds: float) -> float:
