@@ -143,10 +143,6 @@ def test_speculation_that_never_pays_is_hardly_tried(num_requests: int) -> None:
         drafts = drafts_of([sizers[index] for index in tried], [CHAIN] * len(tried), 0.1)
         assert all(len(tree) == 1 for tree in (cut_all(drafts, load) if tried else []))
         root = DraftTree.root_only(0)
-        note_outcomes(
-            [
-                sizer.outcome(CHAIN if index in tried else root, root, [*CHAIN.tokens[1:3]])
-                for index, sizer in enumerate(sizers)
-            ]
-        )
+        offered = [CHAIN if index in tried else root for index in range(num_requests)]
+        note_outcomes(sizers, offered, [root] * num_requests, [CHAIN.tokens[1:3]] * num_requests)
     assert max(num_tries) < 200

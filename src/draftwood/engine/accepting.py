@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwood.compiled import Core, Outcomes, OutcomesMemory, load_core
+from draftwood.compiled import Core, Outcomes, OutcomesMemory, address_of, load_core
 from draftwood.drafters import VerifiedBatch, VerifiedTree
 from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, TokenLogprobs
-from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer, Judged
 from draftwood.engine.session import Session
 from draftwood.sampling import UNUSABLE
-from draftwood.sizing import Outcome
+from draftwood.sizing import note_outcomes
 from draftwood.structured import StructureMatcher
 from draftwood.targets import Target, top_rows
 from draftwood.tree import DraftTree
@@ -30,9 +29,10 @@ class Accepted:
 
     index: int  # of the session in the pass
     session: Session
-    tree: DraftTree
+    offered: DraftTree  # what its drafter proposed
+    tree: DraftTree  # the part that was verified
     path: tuple[int, ...]  # accepted nodes, root first
-    block: Block  # the tokens that they and the bonus token add, up to a stop condition
+    token_ids: list[int]  # that they and the bonus token add, up to a stop condition
 
 
 def accept_trees(answer: Answer) -> list[Accepted]:
@@ -47,7 +47,7 @@ def accept_trees(answer: Answer) -> list[Accepted]:
             continue
         drawn = answer.drawn[index]
         if session.takes_choices and session.is_resting:  # plain decoding
-            results.append(_cut(index, session, ROOT_PATH, [answer.choices[answer.first_rows[index]]]))
+            results.append(_cut(index, session, ROOT_PATH, answer.choices_of(index)))
         elif core is not None and (session.takes_choices or (drawn is not None and UNUSABLE not in drawn)):
             known.append(index)
         else:
@@ -59,22 +59,18 @@ def accept_trees(answer: Answer) -> list[Accepted]:
     return results
 
 
-def learn(accepted: Sequence[Accepted], answer: Answer) -> list[Outcome]:
-    """Shows drafters what came of their trees; drafters that rest see nothing. Returns what sizers have to note, which
-    may wait until the next pass runs."""
+def learn(accepted: Sequence[Accepted], answer: Answer) -> list[Accepted]:
+    """Shows drafters what came of their trees; those that rest see nothing, and are left out of what is returned."""
     started = time.perf_counter()
-    alone, groups = list[Accepted](), dict[object, list[Accepted]]()
-    awake, outcomes = list[Session](), list[Outcome]()
+    alone, groups, awake = list[Accepted](), dict[object, list[Accepted]](), list[Accepted]()
     for each in accepted:
-        session, sizer, token_ids = each.session, each.session.sizer, each.block.token_ids
+        session = each.session
         if session.is_resting:
-            session.num_skipped += len(token_ids)
-            if sizer is not None:
-                sizer.note_rest()
+            session.num_skipped += len(each.token_ids)
+            if session.sizer is not None:
+                session.sizer.note_rest()
             continue
-        awake.append(session)
-        if sizer is not None:
-            outcomes.append(sizer.outcome(session.offered, each.tree, token_ids))
+        awake.append(each)
         drafter = session.drafter
         if drafter.learns_in_batch and not drafter.observes_alone:
             groups.setdefault((type(drafter), drafter.wants_top), []).append(each)
@@ -88,13 +84,24 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> list[Outcome]:
             _observe(each, answer)
     if awake:
         share = (time.perf_counter() - started) / len(awake)
-        for session in awake:
-            session.learn_seconds = share
-    return outcomes
+        for each in awake:
+            each.session.learn_seconds = share
+    return awake
+
+
+def note_trees(drafted: Sequence[Accepted]) -> None:
+    """Shows sizers what came of the trees of a cycle, before they see those of the next one (``Fitted.note``)."""
+    sized = [each for each in drafted if each.session.sizer is not None]
+    note_outcomes(
+        [each.session.sizer for each in sized if each.session.sizer is not None],
+        [each.offered for each in sized],
+        [each.tree for each in sized],
+        [each.token_ids for each in sized],
+    )
 
 
 def _observe(each: Accepted, answer: Answer) -> None:
-    session, token_ids = each.session, each.block.token_ids
+    session, token_ids = each.session, each.token_ids
     output = answer.part(each.index) if session.reads_rows else answer.no_rows
     choices = answer.choices_of(each.index)
     session.drafter.observe(
@@ -107,12 +114,12 @@ def _observe_batch(group: Sequence[Accepted], answer: Answer) -> bool:
     drafters, trees = [each.session.drafter for each in group], [each.tree for each in group]
     top, wanted = answer.output.top, drafters[0].wants_top
     if wanted and (top is None or top.ids.shape[1] < wanted):
-        if sum(map(len, trees)) < len(answer.choices):
+        if sum(map(len, trees)) < answer.num_rows:
             return False
         top = top_rows(answer.output.logits, wanted)
     indices, judged = [each.index for each in group], answer.judged
     memory = judged.memory if judged is not None and judged.indices == indices else None
-    outcomes = Outcomes(trees, [each.path for each in group], [each.block.token_ids for each in group], memory)
+    outcomes = Outcomes(trees, [each.path for each in group], [each.token_ids for each in group], memory)
     first_rows = [answer.first_rows[index] for index in indices]
     try:
         type(drafters[0]).observe_batch(drafters, VerifiedBatch(outcomes, first_rows, top))
@@ -126,7 +133,7 @@ def commit(target: Target, accepted: Sequence[Accepted]) -> None:
     """Commits all tokens but the last: the roots and the accepted nodes before it."""
     for each in accepted:
         try:
-            target.keep(each.session.sequence, each.path[: len(each.block.token_ids)])
+            target.keep(each.session.sequence, each.path[: len(each.token_ids)])
         except Exception as error:  # noqa: BLE001 - only this request ends
             each.session.fail(error)
 
@@ -135,10 +142,10 @@ def write(accepted: Sequence[Accepted], answer: Answer, now: float) -> list[Toke
     """Text, statistics and events of a cycle that finished ``now``."""
     events = []
     for each in accepted:
-        session, tree, path, block = each.session, each.tree, each.path, each.block
-        stats, num_emitted = session.stats, len(block.token_ids)
+        session, tree, path, token_ids = each.session, each.tree, each.path, each.token_ids
         if session.error is not None:
             continue
+        stats, num_emitted = session.stats, len(token_ids)
         if stats.cycles == 0:
             stats.first_token_seconds = now - session.admitted
         stats.total_seconds = now - session.admitted
@@ -148,15 +155,15 @@ def write(accepted: Sequence[Accepted], answer: Answer, now: float) -> list[Toke
             sources = (*[tree.source_of(node) for node in path[1:]], BONUS_SOURCE)[:num_emitted]
         logprobs: tuple[TokenLogprobs, ...] = ()
         if session.params.logprobs is not None:
-            logprobs = _logprobs(session.params.logprobs, block.token_ids, path, answer.part(each.index).logits)
+            logprobs = _logprobs(session.params.logprobs, token_ids, path, answer.part(each.index).logits)
         events.append(
             TokenEvent(
                 session.sample.request_id,
-                tuple(block.token_ids),
+                tuple(token_ids),
                 sources,
-                session.writer.decode(block),
+                session.writer.decode(token_ids),
                 logprobs,
-                block.finish_reason,
+                session.finish_reason,
                 stats,
                 tree,
                 path,
@@ -215,23 +222,20 @@ def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Acc
     """Acceptance of many trees at once, by the target's choices or by the tokens that were drawn."""
     sessions, first_rows = answer.sessions, array("q", [answer.first_rows[index] for index in indices])
     places = b"".join([sessions[index].tree.pack().place for index in indices])
-    choices = array("q", answer.choices)
-    for index, first in zip(indices, first_rows, strict=True):
-        drawn = answer.drawn[index]
-        if drawn is not None:
-            choices[first : first + len(drawn)] = array("q", drawn)
+    choices = answer.with_drawn(indices)
     paths, emitted = array("i", bytes(4 * len(choices))), array("i", bytes(4 * len(choices)))
     lengths = array("q", bytes(8 * len(indices)))
-    memory = first_rows, choices, paths, emitted, lengths
-    core.accept(len(indices), places, *[part.buffer_info()[0] for part in memory])
-    nodes, tokens, results, start = paths.tolist(), emitted.tolist(), list[Accepted](), 0
+    memory = [part.buffer_info()[0] for part in (first_rows, paths, emitted, lengths)]
+    core.accept(len(indices), places, memory[0], address_of(choices), *memory[1:])
+    total = sum(lengths)
+    nodes, tokens, results, start = paths[:total].tolist(), emitted[:total].tolist(), list[Accepted](), 0
     for index, length in zip(indices, lengths, strict=True):
         end = start + length
         if answer.drawn[index] is not None:
             sessions[index].randomness.skip(length)
         results.append(_cut(index, sessions[index], tuple(nodes[start:end]), tokens[start:end]))
         start = end
-    if start == sum([len(each.block.token_ids) for each in results]):
+    if total == sum([len(each.token_ids) for each in results]):
         answer.judged = Judged(indices, OutcomesMemory(places, lengths, paths, lengths, emitted))
     return results
 
@@ -241,16 +245,17 @@ def _cut(index: int, session: Session, path: tuple[int, ...], token_ids: list[in
     matcher = session.matcher
     if matcher is not None:
         token_ids = token_ids[: matcher.take_output(token_ids)]
-    block = session.writer.write(token_ids, is_complete=matcher is not None and matcher.is_complete)
-    session.tokens += block.token_ids
-    session.finish_reason = block.finish_reason
+    writer = session.writer
+    emitted = writer.write(token_ids, is_complete=matcher is not None and matcher.is_complete)
+    session.tokens += emitted
+    session.finish_reason = writer.finish_reason
     if not session.takes_choices:
-        session.warper.commit(block.token_ids)
-    return Accepted(index, session, session.tree, path, block)
+        session.warper.commit(emitted)
+    return Accepted(index, session, session.offered, session.tree, path, emitted)
 
 
 def _detail(each: Accepted, logits: torch.Tensor) -> CycleDetail:
-    tree, path, stats, token_ids = each.tree, each.path, each.session.stats, each.block.token_ids
+    tree, path, stats, token_ids = each.tree, each.path, each.session.stats, each.token_ids
     inner = sorted({*tree.parents[1:], *path})
     row_of = {node: row for row, node in enumerate(inner)}
     rows = logits[inner].softmax(dim=-1)  # [inner, V]

@@ -34,8 +34,9 @@ class Rows(NamedTuple):
 
 
 def plan_draw(session: Session) -> Draw | None:
-    """How the target should draw the tokens after the nodes of the session's tree; None: not at all."""
-    if not session.draws_ahead or session.tree.proposals:
+    """How the target should draw the tokens after the nodes of the tree of a session that draws ahead; None: not at
+    all."""
+    if session.tree.proposals:
         return None
     return Draw(session.warper.rule, partial(upcoming_numbers, session.tree, session.randomness))
 

@@ -236,7 +236,7 @@ class Engine:
     def _finish(self, launched: Launched) -> Finished:
         run, batch, way = launched
         finished = finish(self.target, run)
-        tokens = sum([len(each.block.token_ids) for each in finished.accepted])
+        tokens = sum([len(each.token_ids) for each in finished.accepted])
         # Where all drafters have left, nothing is drafted until new requests come.
         have_left = any(session.has_left for session in run.sessions) and not any(
             session.may_rest and not session.has_left for session in run.sessions

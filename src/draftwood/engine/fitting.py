@@ -11,7 +11,7 @@ from draftwood.structured import constrain
 
 
 class Fitted(NamedTuple):
-    """What sizers have to note about the trees of a cycle; that may wait until the pass was launched."""
+    """What sizers have to note about the trees of a cycle, after the last one was written out."""
 
     cut: CutDrafts | None  # trees of chosen children
     silent: Sequence[Sizer]  # of drafters that were asked for guesses and had none

@@ -6,10 +6,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from draftwood.compiled import OutcomesMemory
 from draftwood.engine.draws import plan_draw, take_drawn
+from draftwood.engine.fitting import Fitted
 from draftwood.engine.session import Session
 from draftwood.engine.timing import Times, charge_rows
 from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
@@ -21,6 +24,7 @@ class Pass(NamedTuple):
     sessions: Sequence[Session]
     segments: Sequence[Segment]
     flight: PendingPass
+    fitted: Fitted  # its trees
     taps: Sequence[int]  # layers whose hidden states come with it
     times: Times
 
@@ -37,10 +41,10 @@ class Answer:
 
     judged: Judged | None = None  # unless a stop condition cut what one of them emitted
 
-    def __init__(self, launched: Pass, output: ForwardOutput, choices: list[int]) -> None:
+    def __init__(self, launched: Pass, output: ForwardOutput, choices: npt.NDArray[np.int64]) -> None:
         self.sessions, self.segments = launched.sessions, launched.segments
         self.output = output  # of all sessions
-        self.choices = choices  # [R] greedy token after each node
+        self._choices = choices  # [R] greedy token after each node
         num_rows = [segment.num_logits for segment in launched.segments]
         self.first_rows = list(accumulate(num_rows, initial=0))
         # Sampled token after each node, where it was drawn for many sessions at once.
@@ -52,9 +56,29 @@ class Answer:
         self._taps = launched.taps
         self._parts: Sequence[ForwardOutput] | None = None
 
-    def choices_of(self, index: int) -> Sequence[int]:
+    @property
+    def num_rows(self) -> int:
+        """R, of all sessions."""
+        return len(self._choices)
+
+    def choices_of(self, index: int) -> list[int]:
         """Greedy tokens after the nodes of one session's segment."""
-        return self.choices[self.first_rows[index] : self.first_rows[index + 1]]
+        return self._choice_list[self.first_rows[index] : self.first_rows[index + 1]]
+
+    def with_drawn(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
+        """[R] The token after each node: of the sessions at ``indices`` the drawn one, if they have drawn ones."""
+        drawn = {index: tokens for index in indices if (tokens := self.drawn[index]) is not None}
+        if not drawn:
+            return self._choices
+        found = self._choices.copy()
+        for index, tokens in drawn.items():
+            found[self.first_rows[index] : self.first_rows[index + 1]] = tokens
+        return found
+
+    @cached_property
+    def _choice_list(self) -> list[int]:
+        choices: list[int] = self._choices.tolist()
+        return choices
 
     def part(self, index: int) -> ForwardOutput:
         """The rows of one session. All are split when the first is read: hundreds of views take their time."""
@@ -83,7 +107,8 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
     """The next part of the session's prompt, or its tree, in a pass for so many sessions."""
     if not session.is_prefilling:
         token_ids, parents = session.tree.links()
-        return Segment(session.sequence, token_ids, parents, len(token_ids), draw=plan_draw(session))
+        draw = plan_draw(session) if session.draws_ahead else None
+        return Segment(session.sequence, token_ids, parents, len(token_ids), 0, draw)
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
@@ -100,7 +125,7 @@ def _pays_to_learn(session: Session, num_sessions: int) -> bool:
     return sizer is None or sizer.reads_prompt(num_left, session.max_tokens, num_sharing)
 
 
-def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
+def launch(target: Target, sessions: Sequence[Session], fitted: Fitted, lane: int) -> Pass:
     segments = [segment_of(session, len(sessions)) for session in sessions]
     drafters = [session.drafter for session in sessions if not session.is_resting]
     target.set_top(max([drafter.wants_top for drafter in drafters], default=0))
@@ -109,14 +134,15 @@ def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
     started = time.perf_counter()
     flight = target.launch(segments, lane)
     times = Times(launched=started, passing=time.perf_counter() - started)
-    return Pass(sessions, segments, flight, taps, times)
+    return Pass(sessions, segments, flight, fitted, taps, times)
 
 
 def collect(launched: Pass) -> Answer:
     """Waits for the pass and takes its answer."""
+    launched.fitted.note()  # while the target works
     started = time.perf_counter()
     output = launched.flight.wait()
-    choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
+    choices = np.array(output.greedy_ids.numpy(force=True))  # the one place where the host waits for the device
     now, times = time.perf_counter(), launched.times
     times.passing += now - started
     times.elapsed = now - times.launched

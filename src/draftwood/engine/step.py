@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from draftwood.drafters import PromptRows
-from draftwood.engine.accepting import Accepted, accept_trees, commit, learn, write
+from draftwood.engine.accepting import Accepted, accept_trees, commit, learn, note_trees, write
 from draftwood.engine.drafting import draft, draft_ahead
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.fitting import fit_trees
 from draftwood.engine.passes import Answer, Pass, collect, launch
 from draftwood.engine.session import Session
 from draftwood.engine.timing import Spent, charge, note_costs
-from draftwood.sizing import Outcome, note_outcomes
 from draftwood.targets import Target
 
 MAX_PREFILL_ROWS = 8192  # prompt positions of one pass, about: its memory grows with them
@@ -28,7 +27,7 @@ class Finished(NamedTuple):
     """A cycle whose tokens are not written out yet."""
 
     accepted: Sequence[Accepted]
-    outcomes: Sequence[Outcome]  # of trees, which the sizers have not noted yet
+    drafted: Sequence[Accepted]  # those whose drafters made the trees; the sizers have not noted what came of them
     answer: Answer
     at: float  # when it was finished, by the clock of ``time.perf_counter``
     spent: Spent  # on which sessions, not charged to them yet
@@ -59,9 +58,8 @@ def begin(
     if not running:
         return None
     before_launch()
-    launched = launch(target, running, lane)
+    launched = launch(target, running, fitted, lane)
     launched.times.drafting = time.perf_counter() - started - launched.times.passing
-    fitted.note()
     show_prompts(running)
     draft_ahead(launched)
     return launched
@@ -74,7 +72,7 @@ def finish(target: Target, launched: Pass) -> Finished:
     answer = collect(launched)
     started = time.perf_counter()
     accepted = accept_trees(answer)
-    outcomes = learn(accepted, answer)
+    drafted = learn(accepted, answer)
     commit(target, accepted)
     if any(reading):
         read_prompts(target, answer)
@@ -83,14 +81,14 @@ def finish(target: Target, launched: Pass) -> Finished:
     sizes = [len(segment.token_ids) for segment in launched.segments]
     spent = Spent(sessions, sizes, reading, [session.draft_seconds for session in sessions], times)
     num_read = sum([size for size, reads in zip(sizes, reading, strict=True) if reads])
-    return Finished(accepted, outcomes, answer, now, spent, num_read)
+    return Finished(accepted, drafted, answer, now, spent, num_read)
 
 
 def write_out(finished: Finished) -> list[TokenEvent]:
     """Costs, chances, text, statistics and events of a finished cycle. The next one may begin without them."""
     charge(finished.spent)
     note_costs(finished.spent)
-    note_outcomes(finished.outcomes)
+    note_trees(finished.drafted)
     return write(finished.accepted, finished.answer, finished.at)
 
 

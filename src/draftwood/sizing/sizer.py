@@ -160,15 +160,9 @@ class Sizer:
         _note_drafts(drafts)
         return tree.first(min(size, room)).limit_depth(max_depth)
 
-    def outcome(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> Outcome:
-        """Of a cycle: the offered tree, the part that was verified, and the emitted tokens. To be noted, at the latest
-        before that of the next cycle."""
-        cost, self._cost = self._cost, None
-        return Outcome(self, offered, verified, emitted, cost)
-
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
         """Counts one cycle."""
-        note_outcomes([self.outcome(offered, verified, emitted)])
+        note_outcomes([self], [offered], [verified], [emitted])
 
     def _want(self, offered: int, kept: int, near: int = 0) -> None:
         """If all nodes paid, many more might; else ask for somewhat more than was used, so that trees can grow.
@@ -278,32 +272,28 @@ def note_silence(silent: Sequence[Sizer], others: Sequence[Sizer]) -> None:
         drafter.note_edge(1.0, 0.0)
 
 
-class Outcome(NamedTuple):
-    """What came of one request's tree."""
-
-    sizer: Sizer
-    offered: DraftTree
-    verified: DraftTree  # the part of it
-    emitted: Sequence[int]
-    cost: float | None  # of its guesses, in tokens of plain decoding; None: there were none
-
-
-def note_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Counts one cycle of many requests."""
+def note_outcomes(
+    sizers: Sequence[Sizer],
+    offered: Sequence[DraftTree],
+    verified: Sequence[DraftTree],
+    emitted: Sequence[Sequence[int]],
+) -> None:
+    """Counts one cycle of many requests: the offered trees, the parts that were verified, and the emitted tokens."""
     compiled, trees, tokens = list[CompiledGuesses](), list[DraftTree](), list[Sequence[int]]()
-    for sizer, offered, verified, emitted, cost in outcomes:
-        sizer._watch.note(len(emitted) - 1 if verified.size > 1 else 0, cost)
-        if offered.size == 1:
+    for sizer, tree, part, text in zip(sizers, offered, verified, emitted, strict=True):
+        cost, sizer._cost = sizer._cost, None
+        sizer._watch.note(len(text) - 1 if part.size > 1 else 0, cost)
+        if tree.size == 1:
             continue
         guesses = sizer._guesses
-        if offered.proposals:
-            sizer._note_places(offered, verified.size, emitted)
+        if tree.proposals:
+            sizer._note_places(tree, part.size, text)
         elif isinstance(guesses, CompiledGuesses):
             compiled.append(guesses)
-            trees.append(offered)
-            tokens.append(emitted)
+            trees.append(tree)
+            tokens.append(text)
         else:
-            guesses.note(offered, emitted)
+            guesses.note(tree, text)
     if compiled:
         note_all(compiled[0].core, compiled, trees, tokens)
 
