@@ -102,24 +102,36 @@ static inline uint64_t sort_key(double chance, uint64_t index) {
     return (uint64_t)(UINT32_MAX - bits) << 32 | index;
 }
 
-/* Merge sort; the result is in `keys`. */
-static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
-    for (int64_t start = 0; start < n; start += 8) { /* short runs by insertion */
-        const int64_t end = start + 8 < n ? start + 8 : n;
-        for (int64_t i = start + 1; i < end; i++) {
-            const uint64_t key = keys[i];
-            int64_t at = i;
-            for (; at > start && keys[at - 1] > key; at--) keys[at] = keys[at - 1];
-            keys[at] = key;
-        }
+static void sort_few(uint64_t *keys, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        const uint64_t key = keys[i];
+        int64_t at = i;
+        for (; at > 0 && keys[at - 1] > key; at--) keys[at] = keys[at - 1];
+        keys[at] = key;
     }
+}
+
+/* Sorts digit by digit, the lowest byte first; the result is in `keys`. Digits that are the same everywhere are skipped:
+ * keys of a batch differ in about five bytes. */
+static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
+    enum { FEW = 64, DIGITS = sizeof *keys, VALUES = 256 };
+    if (n <= FEW) {
+        sort_few(keys, n);
+        return;
+    }
+    uint32_t places[DIGITS][VALUES] = {{0}}; /* counts of a digit's values, then where the next one belongs */
+    for (int64_t i = 0; i < n; i++)
+        for (int digit = 0; digit < DIGITS; digit++) places[digit][keys[i] >> 8 * digit & (VALUES - 1)]++;
     uint64_t *from = keys, *to = spare;
-    for (int64_t width = 8; width < n; width *= 2) {
-        for (int64_t start = 0; start < n; start += 2 * width) {
-            const int64_t middle = start + width < n ? start + width : n, end = middle + width < n ? middle + width : n;
-            int64_t a = start, b = middle;
-            for (int64_t i = start; i < end; i++) to[i] = a < middle && (b == end || from[a] < from[b]) ? from[a++] : from[b++];
+    for (int digit = 0; digit < DIGITS; digit++) {
+        uint32_t *place = places[digit], start = 0;
+        if (place[keys[0] >> 8 * digit & (VALUES - 1)] == n) continue;
+        for (int value = 0; value < VALUES; value++) {
+            const uint32_t count = place[value];
+            place[value] = start;
+            start += count;
         }
+        for (int64_t i = 0; i < n; i++) to[place[from[i] >> 8 * digit & (VALUES - 1)]++] = from[i];
         uint64_t *last = from;
         from = to, to = last;
     }
