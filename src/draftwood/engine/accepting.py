@@ -149,10 +149,9 @@ def write(accepted: Sequence[Accepted], answer: Answer, now: float) -> list[Toke
         if stats.cycles == 0:
             stats.first_token_seconds = now - session.admitted
         stats.total_seconds = now - session.admitted
-        stats.note_tree(tree, path[1 : num_emitted + 1], num_emitted)
-        sources: tuple[str, ...] = BONUS_ONLY
-        if len(path) > 1:
-            sources = (*[tree.source_of(node) for node in path[1:]], BONUS_SOURCE)[:num_emitted]
+        sources = stats.note_tree(tree, path[1 : num_emitted + 1], num_emitted)
+        if len(sources) < num_emitted:
+            sources = (*sources, BONUS_SOURCE) if sources else BONUS_ONLY
         logprobs: tuple[TokenLogprobs, ...] = ()
         if session.params.logprobs is not None:
             logprobs = _logprobs(session.params.logprobs, token_ids, path, answer.part(each.index).logits)

@@ -107,12 +107,12 @@ class RequestStats:
             return rates[SPINE_SOURCE], rates[BRANCH_SOURCE]
         return None
 
-    def note_tree(self, tree: DraftTree, accepted: Sequence[int], num_emitted: int) -> None:
-        """Counts one cycle; ``accepted`` are the emitted nodes of the path, without the root."""
+    def note_tree(self, tree: DraftTree, accepted: Sequence[int], num_emitted: int) -> tuple[str, ...]:
+        """Counts one cycle; ``accepted`` are the emitted nodes of the path, without the root. Returns their sources."""
         self.cycles += 1
         self.output_tokens += num_emitted
-        self.drafted_nodes += len(tree) - 1
-        self.trees.note(tree, accepted, num_emitted)
+        self.drafted_nodes += tree.size - 1
+        return self.trees.note(tree, accepted, num_emitted)
 
     def acceptance_by_depth(self) -> list[float]:
         """Of the trees that reach depth 1, 2, ..., the fraction with a node accepted there."""

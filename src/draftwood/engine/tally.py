@@ -17,6 +17,7 @@ MAX_NOTED = 64  # trees that wait to be counted
 class _Noted(NamedTuple):
     tree: DraftTree
     accepted: Sequence[int]  # emitted nodes of the path, without the root
+    sources: tuple[str, ...]  # of these nodes
     num_emitted: int
 
 
@@ -31,13 +32,16 @@ class TreeCounts:
         self._accepted_by_path = Counter[str]()
         self._routes = Counter[str]()
 
-    def note(self, tree: DraftTree, accepted: Sequence[int], num_emitted: int) -> None:
-        if len(tree) == 1:
+    def note(self, tree: DraftTree, accepted: Sequence[int], num_emitted: int) -> tuple[str, ...]:
+        """Returns the sources of the accepted nodes."""
+        if tree.size == 1:
             self._num_plain += 1
-            return
-        self._noted.append(_Noted(tree, accepted, num_emitted))
+            return ()
+        sources = tuple([tree.source_of(node) for node in accepted])
+        self._noted.append(_Noted(tree, accepted, sources, num_emitted))
         if len(self._noted) >= MAX_NOTED:
             self._count()
+        return sources
 
     @property
     def trees_by_depth(self) -> Counter[int]:
@@ -96,12 +100,10 @@ class TreeCounts:
                     self._accepted[name] += int(num_accepted)
                 if not is_drawn:
                     self._calibration.add(name, counts)
-        for tree, accepted, _ in noted:
-            self._routes[tree.route or "draft"] += 1
-            self._paths_by_length[len(accepted)] += 1
-            if accepted:
-                sources = [tree.source_of(node) for node in accepted]
-                self._accepted_by_path["+".join(dict.fromkeys(sources))] += len(sources)
+        self._routes.update([tree.route or "draft" for tree, *_ in noted])
+        self._paths_by_length.update([len(accepted) for _, accepted, *_ in noted])
+        for sources, times in Counter([sources for _, _, sources, _ in noted if sources]).items():
+            self._accepted_by_path["+".join(dict.fromkeys(sources))] += times * len(sources)
         if num_plain:
             self._routes["plain"] += num_plain
             self._trees_by_depth[0] += num_plain
@@ -110,8 +112,8 @@ class TreeCounts:
     def _count_in_c(self, core: Core, noted: Sequence[_Noted]) -> dict[str, Floats]:
         """Tried nodes by source, as ``Calibration`` has them."""
         paths, lengths, reached = array("i"), array("q"), array("q")
-        places = b"".join([tree.pack().place for tree, _, _ in noted])
-        for _, accepted, num_emitted in noted:
+        places = b"".join([tree.pack().place for tree, *_ in noted])
+        for _, accepted, _, num_emitted in noted:
             paths.extend(accepted)
             lengths.append(len(accepted))
             reached.append(min(num_emitted, len(accepted) + 1))
@@ -127,7 +129,7 @@ class TreeCounts:
 
     def _count_in_python(self, noted: Sequence[_Noted]) -> dict[str, Floats]:
         tried: dict[str, Floats] = {}
-        for tree, accepted, num_emitted in noted:
+        for tree, accepted, _, num_emitted in noted:
             self._trees_by_depth[max(tree.depths)] += 1
             self._drafted.update(tree.sources[1:])
             reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
