@@ -159,7 +159,8 @@ def run_drafts(
             Clock.now += 0.1 + level_seconds * draft.levels
             draft.end(draft.levels)
             Clock.now += 1.0
-            draft.note(growth, 1, text, record, trust)
+            draft.note_cycle()
+            record.note_tree(growth, 1, text, trust)
             levels.append(draft.levels)
             upcoming = SearchedDraft(record, 1, is_timed=True, is_ahead=True) if is_ahead else None
             upcoming = upcoming if upcoming is not None and upcoming.levels else None

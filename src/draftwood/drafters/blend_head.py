@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.heads import HeadDrafter
@@ -36,6 +37,14 @@ MAX_UNREAD = 256  # tokens that a head that does not pay keeps for the time when
 MAX_PROMPT = 256  # last tokens of a prompt that a head reads: the others take longer than they gain
 
 
+class Verified(NamedTuple):
+    """A tree from a search that was cut and verified."""
+
+    grown: SearchedBlend
+    num_kept: int  # nodes
+    emitted: Sequence[int]
+
+
 class Expander(NeuralDrafter):
     """Drafts for one request of ``blend``."""
 
@@ -52,6 +61,7 @@ class Expander(NeuralDrafter):
         self._has_read = False  # whether this draft read text in passes of its own, before the search
         self._noted = 0.0  # when the last cycle ended
         self._without: BlendedTree | None = None  # instead of it
+        self._verified: Verified | None = None  # not noted yet
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
@@ -79,6 +89,8 @@ class Expander(NeuralDrafter):
             return super().propose_batch(drafters, budgets)
         is_timed = any(drafter._is_timed for drafter in drafters)
         goes_ahead = len(drafters) == 1 and first._goes_ahead
+        for drafter in drafters:
+            drafter._note_verified()
         if first._next is not None and len(drafters) == 1:
             search = first._next
         else:
@@ -100,6 +112,7 @@ class Expander(NeuralDrafter):
     def draft_ahead(self, answer: DeviceAnswer, budget: int) -> None:
         self._goes_ahead = True
         super().draft_ahead(answer, budget)
+        self._note_verified()  # while the target's pass runs
         if self._ahead is None:
             self._next = None
 
@@ -150,15 +163,23 @@ class Expander(NeuralDrafter):
         self._noted = time.perf_counter()
         self.num_text += len(emitted)
         if self._search is not None and isinstance(growth, SearchedBlend):
-            found = self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
-            if found is not None:
-                self._worth.note_tokens(1 + found[0], 1 + found[1])
+            self._search.note_cycle()
+            self._verified = Verified(growth, num_kept, emitted)
         elif isinstance(growth, ExpandingBlend):
             shape = CycleShape(num_kept, context, growth.has_passes)
             self._records.passes.note_cycle(seconds, self._num_requests, shape)
             growth.note(num_kept, emitted)
             if self._is_timed:
                 self._records.passes.note_kept(growth.values, num_kept)
+
+    def _note_verified(self) -> None:
+        """What the last search gained."""
+        verified, self._verified = self._verified, None
+        if verified is None:
+            return
+        found = self._records.searches.note_tree(*verified, self._trust)
+        if found is not None:
+            self._worth.note_tokens(1 + found[0], 1 + found[1])
 
 
 class BlendModel(Expander, SmallModelDrafter):

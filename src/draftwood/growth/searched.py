@@ -95,6 +95,23 @@ class SearchRecord:
         for level, gain in enumerate(gains):
             known[level] += SMOOTHING * (gain - known[level])
 
+    def note_tree(
+        self, grown: SearchedBlend, num_kept: int, emitted: Sequence[int], trust: Trust
+    ) -> tuple[int, int] | None:
+        """A tree was cut to ``num_kept`` nodes and verified; ``trust``: of its request. Returns how many tokens of the
+        path it has, and how many the tree without the draft model, if that is known."""
+        without = grown.without
+        if without is None:
+            return None
+        tree, path = grown.tree(), emitted[:-1]  # which may have more tokens, such as those that a grammar forces
+        values, found = tree.values(), (len(tree.follow(path)), len(without.tree.follow(path)))
+        if grown.levels:
+            self.note_gains(without.promise, grown.gains(without, values))
+            promised = sum(self.gains(without.promise)[: grown.levels])
+            trust.note(promised, found[0] - found[1])
+        self.note_floor(values[num_kept] if num_kept < len(values) else min(self.floor, values[-1]))
+        return found
+
     def note_floor(self, value: float) -> None:
         self.floor += SMOOTHING * (value - self.floor)
 
@@ -252,25 +269,11 @@ class SearchedDraft:
             self._times.note_draft(num_run, now - self._since)
         self._since = now
 
-    def note(
-        self, grown: SearchedBlend, num_kept: int, emitted: Sequence[int], record: SearchRecord, trust: Trust
-    ) -> tuple[int, int] | None:
-        """One of the trees was cut to ``num_kept`` nodes and verified; the last two are those of its request. Returns
-        how many tokens of the path it has, and how many the tree without the draft model, if that is known."""
+    def note_cycle(self) -> None:
+        """One of the trees was verified."""
         if not self._has_cycled:
             self._has_cycled = True
             self._times.note_rest(time.perf_counter() - self._since)
-        without = grown.without
-        if without is None:
-            return None
-        tree, path = grown.tree(), emitted[:-1]  # which may have more tokens, such as those that a grammar forces
-        values, found = tree.values(), (len(tree.follow(path)), len(without.tree.follow(path)))
-        if grown.levels:
-            record.note_gains(without.promise, grown.gains(without, values))
-            promised = sum(record.gains(without.promise)[: grown.levels])
-            trust.note(promised, found[0] - found[1])
-        record.note_floor(values[num_kept] if num_kept < len(values) else min(record.floor, values[-1]))
-        return found
 
 
 def paths_found(found: Found) -> list[Path | None]:
