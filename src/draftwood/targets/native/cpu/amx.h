@@ -61,8 +61,9 @@ INLINE void amx_prefetch(const char *tiles, long count) {
     for (long line = 0; line < count * TILE_NUMBERS * 2; line += 64) __builtin_prefetch(tiles + line, 0, 2);
 }
 
-/* out[16][64] = input[16][inputs] times a right-hand side; inputs is a multiple of 32. `next`: to prefetch, or NULL. */
-INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
+/* out[16][64] = input[16][inputs] times a right-hand side; inputs is a multiple of 32. Only the first columns may be
+ * wanted: 16 per tile. `next`: to prefetch, or NULL. */
+INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, long tiles, float *out,
                          long out_stride, const char *next) {
     MEMORY_IS_READ;
     _tile_zero(0);
@@ -74,16 +75,22 @@ INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side,
         _tile_loadd(4, input + k, input_stride * 2);
         _tile_loadd(5, side, 64);
         _tile_dpbf16ps(0, 4, 5);
+        if (tiles == 1) continue;
         _tile_loadd(6, side + TILE_NUMBERS, 64);
         _tile_dpbf16ps(1, 4, 6);
+        if (tiles == 2) continue;
         _tile_loadd(7, side + 2 * TILE_NUMBERS, 64);
         _tile_dpbf16ps(2, 4, 7);
+        if (tiles == 3) continue;
         _tile_loadd(5, side + 3 * TILE_NUMBERS, 64);
         _tile_dpbf16ps(3, 4, 5);
     }
     _tile_stored(0, out, out_stride * 4);
+    if (tiles == 1) return;
     _tile_stored(1, out + 16, out_stride * 4);
+    if (tiles == 2) return;
     _tile_stored(2, out + 32, out_stride * 4);
+    if (tiles == 3) return;
     _tile_stored(3, out + 48, out_stride * 4);
 }
 
@@ -151,9 +158,9 @@ INLINE void amx_pack_values(const bf16 *first, const bf16 *second, long head_dim
 /* Stubs for CPUs without AMX; never called. */
 INLINE int amx_granted(void) { return 0; }
 INLINE void amx_configure(void) {}
-INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
+INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, long tiles, float *out,
                          long out_stride, const char *next) {
-    (void)input, (void)input_stride, (void)side, (void)inputs, (void)out, (void)out_stride, (void)next;
+    (void)input, (void)input_stride, (void)side, (void)inputs, (void)tiles, (void)out, (void)out_stride, (void)next;
 }
 INLINE void amx_multiply_32(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                             long out_stride, const char *next) {

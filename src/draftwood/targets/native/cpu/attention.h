@@ -147,12 +147,12 @@ static void attend_tile(const Attention *job, const Workspace *w, const Unit *un
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
     const long query = row * group, queries = rows * group;
     score_in_tiles(queries, (const bf16 *)w->queries + query * head, tile, head, w->weights);
-    exponentiate_rows(job, unit, row, rows, block, BLOCK, w->weights, partial);
+    exponentiate_rows(job, unit, row, rows, block, tile_inputs(tile), w->weights, partial);
     weigh_in_tiles(w, queries, tile, head, partial + query * size, size);
 }
 
-/* One block for all rows of a unit: rows whose block is contiguous share its keys, the others gather their own, because
- * tiles sum in an order of their own. */
+/* One block for all rows of a unit: rows whose block is contiguous share its keys, the others gather their own after
+ * those that they share, because tiles sum in an order of their own. */
 static void attend_unit_tiles(const Attention *job, const Workspace *w, const Unit *unit, const char *keys,
                               const char *values, long block, float *partial) {
     const Model *m = job->model;
@@ -173,7 +173,8 @@ static void attend_unit_tiles(const Attention *job, const Workspace *w, const Un
         }
     }
     Tile tile = {0};
-    if (shared_end > first) tile = pack_tiles(job, w, keys, values, longest, first, shared_end - first);
+    long side_by_side = max_long(0, shared_end - first); /* positions in the workspace that are so in the cache */
+    if (side_by_side) tile = pack_tiles(job, w, keys, values, longest, first, side_by_side, 0);
     for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share keys */
         for (run = 0; r + run < unit->rows; run++) {
             const Context *context = unit->context + r + run;
@@ -188,7 +189,9 @@ static void attend_unit_tiles(const Attention *job, const Workspace *w, const Un
         if (end <= first) {
             for (long q = r * group; q < (r + 1) * group; q++) partial[q * size + head + 1] = 0.0f;
         } else if (end > context->contiguous) {
-            tile = pack_tiles(job, w, keys, values, context, first, end - first);
+            const long own = max_long(0, context->contiguous - first);
+            tile = pack_tiles(job, w, keys, values, context, first, end - first, min_long(side_by_side, own));
+            side_by_side = own;
             attend_tile(job, w, unit, r, 1, block, &tile, partial);
         }
     }

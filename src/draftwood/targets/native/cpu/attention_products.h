@@ -235,19 +235,21 @@ static void weigh_span(const Model *m, const Workspace *w, long queries, const f
 
 /* ---- AMX tiles ---- */
 
-/* One pass scores 16 queries over a whole block. */
+/* One pass scores 16 queries over a block. */
 static void score_in_tiles(long queries, const bf16 *query, const Tile *tile, long head, float *out) {
     for (long q = 0; q < queries; q += TILE_ROWS)
-        amx_multiply(query + q * head, head, (const bf16 *)tile->keys, head, out + q * BLOCK, BLOCK, NULL);
+        amx_multiply(query + q * head, head, (const bf16 *)tile->keys, head, tile_columns(tile), out + q * BLOCK, BLOCK,
+                     NULL);
 }
 
 /* The same with AMX tiles, 16 queries and 64 dimensions at a time. */
 static void weigh_in_tiles(const Workspace *w, long queries, const Tile *tile, long head, float *out, long stride) {
-    for (long q = 0; q < queries; q++) narrow_row(w->weights + q * BLOCK, BLOCK, BLOCK, w->narrow_weights + q * BLOCK);
+    const long inputs = tile_inputs(tile);
+    for (long q = 0; q < queries; q++) narrow_row(w->weights + q * BLOCK, inputs, inputs, w->narrow_weights + q * BLOCK);
     for (long q = 0; q < queries; q += TILE_ROWS) {
         for (long d = 0; d < head; d += WIDE_COLUMNS) {
-            amx_multiply(w->narrow_weights + q * BLOCK, BLOCK, (const bf16 *)tile->values + d * BLOCK, BLOCK, w->mixed,
-                         WIDE_COLUMNS, NULL);
+            amx_multiply(w->narrow_weights + q * BLOCK, BLOCK, (const bf16 *)tile->values + d * BLOCK, inputs,
+                         WIDE_COLUMNS / TILE_COLUMNS, w->mixed, WIDE_COLUMNS, NULL);
             for (long r = 0; r < min_long(TILE_ROWS, queries - q); r++)
                 memcpy(out + (q + r) * stride + d, w->mixed + r * WIDE_COLUMNS, WIDE_COLUMNS * sizeof(float));
         }

@@ -93,10 +93,15 @@ INLINE Workspace workspace(const Attention *job, int thread) {
     return w;
 }
 
-/* Keys and values of one block in the workspace, as right-hand sides of amx.h. */
+/* Keys and values of the first positions of a block in the workspace, as right-hand sides of amx.h. Positions that
+ * follow are zeros as far as products reach: they do not change a sum. */
 typedef struct {
     const char *keys, *values;
+    long count; /* positions */
 } Tile;
+
+INLINE long tile_columns(const Tile *tile) { return (tile->count + TILE_COLUMNS - 1) / TILE_COLUMNS; } /* of keys */
+INLINE long tile_inputs(const Tile *tile) { return round_up(tile->count, TILE_INPUTS); } /* for values */
 
 /* Index of dimension d of a head in the workspace. */
 INLINE long place_of_dim(long d, long type) {
@@ -130,20 +135,27 @@ INLINE long slot_at(const Context *context, long j) {
     return j < context->contiguous ? j : context->scattered[j - context->contiguous];
 }
 
-/* Packs positions first .. first + count - 1 of a context as right-hand sides: keys as columns, values as inputs. */
+/* The rows of positions first + i of a context, for `begin` <= i < `end`; NULL from `count` on. */
+INLINE void list_rows(const bf16 *cache, long dim, const Context *context, long first, long begin, long count, long end,
+                      const bf16 **rows) {
+    for (long i = begin; i < end; i++) rows[i] = i < count ? cache + slot_at(context, first + i) * dim : NULL;
+}
+
+/* Packs positions first .. first + count - 1 of a context as right-hand sides: keys as columns, values as inputs. The
+ * first `kept` of them are there already. */
 static Tile pack_tiles(const Attention *job, const Workspace *w, const char *keys, const char *values,
-                       const Context *context, long first, long count) {
-    const long dim = job->model->head_dim, side = BLOCK * WIDE_COLUMNS;
+                       const Context *context, long first, long count, long kept) {
+    const Tile tile = {(const char *)w->keys, (const char *)w->values, count};
+    const long dim = job->model->head_dim, side = BLOCK * WIDE_COLUMNS, columns = tile_columns(&tile) * TILE_COLUMNS;
     const bf16 *rows[BLOCK];
-    for (long i = 0; i < BLOCK; i++)
-        rows[i] = i < count ? (const bf16 *)keys + slot_at(context, first + i) * dim : NULL;
-    for (long i = 0; i < BLOCK; i += TILE_COLUMNS)
+    kept -= kept % TILE_COLUMNS;
+    list_rows((const bf16 *)keys, dim, context, first, kept, count, columns, rows);
+    for (long i = kept; i < columns; i += TILE_COLUMNS)
         amx_pack_keys(rows + i, dim, (bf16 *)w->keys + i / TILE_COLUMNS * TILE_NUMBERS);
-    for (long i = 0; i < BLOCK; i++)
-        rows[i] = i < count ? (const bf16 *)values + slot_at(context, first + i) * dim : NULL;
-    for (long i = 0; i < BLOCK; i += 2)
+    list_rows((const bf16 *)values, dim, context, first, kept, count, tile_inputs(&tile), rows);
+    for (long i = kept; i < tile_inputs(&tile); i += 2)
         amx_pack_values(rows[i], rows[i + 1], dim, side, (bf16 *)w->values + place_in_tiles(i, 0));
-    return (Tile){(const char *)w->keys, (const char *)w->values};
+    return tile;
 }
 
 /* Gathers positions first .. first + count - 1 of a context, in keys or values, zero-padded to a multiple of 4. */

@@ -81,7 +81,7 @@ static void tiles_multiply(const GroupProduct *p) {
             amx_multiply_32(from, stride, weights, p->inputs, to, GROUP_COLUMNS, next);
             row += 2 * TILE_ROWS;
         } else {
-            amx_multiply(from, stride, weights, p->inputs, to, GROUP_COLUMNS, next);
+            amx_multiply(from, stride, weights, p->inputs, GROUP_COLUMNS / TILE_COLUMNS, to, GROUP_COLUMNS, next);
             row += TILE_ROWS;
         }
     }
