@@ -37,7 +37,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 25  # each times every size once
 ROUNDS_SECONDS = 0.6  # per context: after that only MIN_ROUNDS are completed
 WARM_UP_SECONDS = 0.2
 FORMAT, VERSION = "draftwood-costs", 2
-KERNELS = 7  # raised when kernels change speed or timing changes, which makes old profiles invalid
+KERNELS = 8  # raised when kernels change speed or timing changes, which makes old profiles invalid
 LABEL = "timing the model on this machine"
 ALMOST_NOTHING = 1e-9  # seconds
 

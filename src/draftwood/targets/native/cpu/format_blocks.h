@@ -21,7 +21,7 @@
 #define STRIP 32 /* columns */
 #endif
 #define LINE (4 * STRIP) /* bytes */
-#define BLOCKS_AHEAD 4 /* blocks to prefetch ahead */
+#define BLOCKS_AHEAD 8 /* blocks to prefetch ahead */
 #define BYTES_AHEAD 512 /* the same, where a block is small */
 
 _Static_assert(GROUP_COLUMNS % STRIP == 0 && STRIP % (SUBS * VW) == 0, "strips fill groups, vectors fill strips");
@@ -349,6 +349,7 @@ INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
 #else
 INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
     const long blocks = kind->elements / QBLOCK, block_bytes = lines_of(kind) * LINE;
+    const long step = stretch_bytes(kind) / blocks; /* scales included */
     const char *at = p->weights;
     memset(p->out, 0, (size_t)(p->rows * GROUP_COLUMNS) * sizeof(float));
     for (long strip = 0; strip < GROUP_COLUMNS; strip += STRIP) {
@@ -356,7 +357,7 @@ INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
         for (long k = 0; k < p->inputs; k += kind->elements, at += stretch_bytes(kind)) {
             const char *lines = at + scale_bytes(kind);
             for (int b = 0; b < blocks; b++, lines += block_bytes, input += sizeof(InputBlock)) {
-                for (long i = 0; i < block_bytes; i += 64) __builtin_prefetch(lines + BLOCKS_AHEAD * block_bytes + i);
+                for (long i = 0; i < step; i += 64) __builtin_prefetch(lines + BLOCKS_AHEAD * step + i);
                 for (long column = 0; column < STRIP; column += SUBS * VW)
                     multiply_block(kind, p, input, at, lines, b, column, p->out + strip + column);
             }
