@@ -1,5 +1,7 @@
 """The KV cache of the native target, allocated once."""
 
+from array import array
+
 import torch
 
 from draftwood.targets.slots import SlotBook
@@ -28,6 +30,7 @@ class KVCache(SlotBook):
         return self.keys.nbytes + self.values.nbytes
 
     def move_rows(self, sources: list[int], first: int) -> None:
-        index = torch.tensor(sources, device=self.keys.device)
+        slots = array("q", sources)  # hundreds, where a sequence moves: torch reads a list slowly
+        index = torch.frombuffer(slots, dtype=torch.int64).to(self.keys.device)
         for rows in (self.keys, self.values):
             rows[:, :, first : first + len(sources)] = rows[:, :, index]

@@ -260,16 +260,17 @@ class CudaDecoder(Decoder):
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Record moves for the next pass. Many moves, or moves that touch recorded ones, are applied at once."""
+        if len(sources) > MAX_MOVES:
+            self._move_now()
+            self._cache.move_rows(sources, first)
+            return
         targets = range(first, first + len(sources))
         touched = {*sources, *targets}
         if len(sources) + len(self._moves.sources) > MAX_MOVES or not self._touched.isdisjoint(touched):
             self._move_now()
-        if len(sources) > MAX_MOVES:
-            self._cache.move_rows(sources, first)
-        else:
-            self._moves.sources.extend(sources)
-            self._moves.targets.extend(targets)
-            self._touched |= touched
+        self._moves.sources.extend(sources)
+        self._moves.targets.extend(targets)
+        self._touched |= touched
 
     def _move_now(self) -> None:
         if self._touched:
