@@ -183,7 +183,7 @@ class Engine:
             if not self._scheduler.running:
                 self._ways.rest()
             self._scheduler.admit()
-            self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.run.sessions)))
+            self._scheduler.grow(() if self._in_flight is None else self._in_flight.run.sessions)
             if self._scheduler.has_work and not self._scheduler.running:
                 raise CapabilityError(
                     "The cache has no room for any waiting request",
@@ -287,7 +287,7 @@ class Engine:
         """Launches the next pass, unless events still read logits of the last one. Drafts of a model are made before
         it, so that what is written out afterwards takes no time where the target is the limit."""
         ended = [session for session in self._scheduler.running if session.finish_reason is not None]
-        self._scheduler.grow(set(map(id, ended)))
+        self._scheduler.grow(ended)
         sessions = [session for session in self._scheduler.running if session.finish_reason is None]
         if not sessions or any(session.events_read_logits for session in self._scheduler.running):
             return

@@ -77,11 +77,11 @@ class Scheduler:
             session.admit(*place, capacity)
             room -= len(session.tokens) + len(session.sample.request.prediction)
 
-    def grow(self, busy: Collection[int] = ()) -> None:
-        """Makes room for the next cycle of every running request. ``busy``: ids of sessions that are in a pass."""
+    def grow(self, busy: Collection[Session] = ()) -> None:
+        """Makes room for the next cycle of every running request. ``busy``: those that are in a pass."""
         crowded = [session for session in self._running if len(session.tokens) + session.budget > session.capacity]
         for session in crowded:
-            if id(session) in busy or session.is_prefilling or session.capacity >= session.sample.capacity:
+            if session in busy or session.is_prefilling or session.capacity >= session.sample.capacity:
                 continue
             if session in self._running:  # it was not suspended meanwhile
                 self._enlarge(session, next_capacity(session), busy)
@@ -151,13 +151,13 @@ class Scheduler:
             return self._target.fork(donor.session.sequence, capacity, donor.ready), donor.ready
         return self._target.open(capacity), 0
 
-    def _enlarge(self, session: Session, capacity: int, busy: Collection[int]) -> None:
+    def _enlarge(self, session: Session, capacity: int, busy: Collection[Session]) -> None:
         """Gives the session more room, at the cost of finished sequences and of sessions that were admitted later."""
         while not self._target.resize(session.sequence, capacity):
             if self._prefixes.drop_oldest():
                 continue
             later = self._running[self._running.index(session) :]
-            others = [other for other in later if id(other) not in busy and other.can_be_suspended]
+            others = [other for other in later if other not in busy and other.can_be_suspended]
             if others and others[-1] is not session:
                 self._suspend(others[-1])
             elif len(session.tokens) <= session.capacity:

@@ -115,7 +115,7 @@ class Sizer:
     @property
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
-        return 1 if self._watch.pause_left else self.wanted_awake
+        return 1 if self._watch.pause_left else self._wanted
 
     @property
     def wanted_awake(self) -> int:
