@@ -274,15 +274,16 @@ INLINE void multiply_block(const BlockKind *kind, const GroupProduct *p, const c
     Unpacked u;
     unpack_block(kind, stretch, lines, b, column, UNSIGNED_WEIGHTS, &u);
     const long bytes = p->input_bytes;
-    long rows = p->rows;
-    for (; rows >= MAX_TOGETHER; rows -= MAX_TOGETHER) {
-        multiply_rows(kind, MAX_TOGETHER, &u, input, bytes, out);
-        input += MAX_TOGETHER * bytes;
-        out += MAX_TOGETHER * GROUP_COLUMNS;
+    for (long left = p->rows, rows; left; left -= rows) { /* in parts of nearly equal size */
+        const long parts = (left + MAX_TOGETHER - 1) / MAX_TOGETHER;
+        rows = (left + parts - 1) / parts;
+        if (rows == MAX_TOGETHER) multiply_rows(kind, MAX_TOGETHER, &u, input, bytes, out);
+        if (MAX_TOGETHER > 3 && rows == 3) multiply_rows(kind, 3, &u, input, bytes, out);
+        if (MAX_TOGETHER > 2 && rows == 2) multiply_rows(kind, 2, &u, input, bytes, out);
+        if (rows == 1) multiply_rows(kind, 1, &u, input, bytes, out);
+        input += rows * bytes;
+        out += rows * GROUP_COLUMNS;
     }
-    if (MAX_TOGETHER > 3 && rows == 3) multiply_rows(kind, 3, &u, input, bytes, out);
-    if (MAX_TOGETHER > 2 && rows == 2) multiply_rows(kind, 2, &u, input, bytes, out);
-    if (rows == 1) multiply_rows(kind, 1, &u, input, bytes, out);
 }
 
 #if TOTALS_STAY
