@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 import numpy as np
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
 MAX_POSITION_COST = 0.2  # of a further position, over a pass of one: guesses of a head are seldom worth more
-FUSED_BACKENDS = ("fused-cpu", "fused-cuda")
+FUSED_BACKEND = "fused-cpu"
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
 
 
@@ -50,7 +49,6 @@ class _Shared(NamedTuple):
     successors: SuccessorArrays | None
     states: dict[float, LearnedState]  # by temperature
     priors: Priors
-    running: WeakSet[BlendDrafter]  # requests that have begun
     store: Datastore | None = None
     head: SharedDraftModel | None = None  # or small model
 
@@ -91,7 +89,7 @@ class BlendDrafter(TransitionDrafter):
             runner, own = _runner(options)
             runner.share(own, target)  # raises: it needs the target itself
         successors, beliefs = super().share(options, target), _first_beliefs(options, target)
-        return _Shared(options.list_sources(), successors, {}, beliefs, WeakSet(), _open_store(options, target))
+        return _Shared(options.list_sources(), successors, {}, beliefs, _open_store(options, target))
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
@@ -100,7 +98,7 @@ class BlendDrafter(TransitionDrafter):
             return cls.share(options, target.info)
         successors, beliefs = super().share(options, target.info), _first_beliefs(options, target.info)
         sources, store = options.list_sources(options.drafted or HEAD), _open_store(options, target.info)
-        return _Shared(sources, successors, {}, beliefs, WeakSet(), store, head)
+        return _Shared(sources, successors, {}, beliefs, store, head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -119,7 +117,6 @@ class BlendDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        self.shared.running.add(self)
         sources = [SOURCES[name](self.memory, self.shared) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
@@ -136,13 +133,10 @@ class BlendDrafter(TransitionDrafter):
         is_default = self._head is not None and not self.options.drafted  # then it must pay
         searches = self._head is not None and self._head.searches
         self._passes = state.drafts.passes if is_default else None
-        self._worth = state.drafts.worth if searches and (is_default or request.is_timed) else None
-        self._is_for_one = is_default and searches  # searches pay for single requests, which do not wait for them
-        self._since = 0.0  # when the last cycle ended
-        if (
-            (is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out()))
-            or (self._is_for_one and self._has_company)
-            or (self._worth is not None and not self._has_company and not self._worth.begins_with_model())
+        self._worth = state.drafts.worth if searches and request.is_timed else None
+        self._since, self._is_alone = 0.0, False  # when the last cycle ended; whether no other request ran in this one
+        if (is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out())) or (
+            self._worth is not None and not self._worth.begins_with_model()
         ):
             self._leave_head()
         self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
@@ -162,16 +156,10 @@ class BlendDrafter(TransitionDrafter):
     def propose(self, budget: int) -> DraftTree:
         return self.propose_batch([self], [budget])[0]
 
-    @property
-    def _has_company(self) -> bool:
-        return len(self.shared.running) > 1
-
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
         drafters[0]._since = drafters[0]._since or time.perf_counter()
-        for drafter in drafters:
-            if drafter._head is not None and drafter._is_for_one and drafter._has_company:
-                drafter._drop_head()
+        drafters[0]._is_alone = len(drafters) == 1
         own_heads = [drafter._head is not None for drafter in drafters]
         if not any(own_heads):
             return cls._propose_together(drafters, budgets, len(drafters))
@@ -223,23 +211,19 @@ class BlendDrafter(TransitionDrafter):
             self._observe_in_python(verified)
         if self._head is None:
             return
-        is_slower = self._worth is not None and not self._has_company and not self._head.pays
+        is_slower = self._worth is not None and self._is_alone and not self._head.pays
         if is_slower or (self._passes is not None and self._passes.is_too_slow):
-            self._drop_head()
+            self._head.end()
+            self._leave_head()
         else:
             self._head.observe(verified)
 
     def _time_cycle(self) -> None:
         """Notes what the cycle took, if no other request ran beside it."""
         now = time.perf_counter()
-        if self._worth is not None and self._since and self.was_ready and not self._has_company:
+        if self._worth is not None and self._since and self.was_ready and self._is_alone:
             self._worth.note_cycle(now - self._since, has_model=self._head is not None)
         self._since = now
-
-    def _drop_head(self) -> None:
-        assert self._head is not None
-        self._head.end()
-        self._leave_head()
 
     def _leave_head(self) -> None:
         """Goes on with the other sources."""
@@ -291,7 +275,6 @@ class BlendDrafter(TransitionDrafter):
         self._read(token_ids)
 
     def end(self) -> None:
-        self.shared.running.discard(self)
         if self._head is not None:
             self._head.end()
 
@@ -315,12 +298,12 @@ class BlendDrafter(TransitionDrafter):
 
 
 def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:
-    """What was asked for, or the shipped head, which requests leave where it does not pay."""
+    """What was asked for, or the shipped head where its passes were measured to pay: on a CPU."""
     if options.drafted:
         runner, own = _runner(options)
         shared: SharedDraftModel = runner.attach(own, target, codec)
         return shared
-    if options.sources != AUTO or target.info.backend not in FUSED_BACKENDS:
+    if options.sources != AUTO or target.info.backend != FUSED_BACKEND:
         return None
     from draftwood.drafters.blend_head import BlendHead
 

@@ -17,7 +17,7 @@ TABLES = "+".join(NAMES[:3])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlendOptions:
-    sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all that is there, if it pays
+    sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all that is there, a shipped head on a CPU
     model: str = ""  # a small model with the same vocabulary that drafts too: known name, folder, GGUF file or hub id
     datastore: str = ""  # a file of `draftwood datastore build`: also guess what followed in those texts
     head: str = ""  # folder of a draft head; empty, with the source "head": the head that ships for this target

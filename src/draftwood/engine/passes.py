@@ -112,7 +112,7 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
-    if session.learns_prompt is None:
+    if is_new and session.learns_prompt is None:
         session.learns_prompt = session.drafter.wants_prompt_logits and _pays_to_learn(session, num_sessions)
     reads_prompt = is_new and session.learns_prompt
     return Segment(session.sequence, part, chain_parents(len(part)), len(part) if reads_prompt else 0)

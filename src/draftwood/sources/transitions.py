@@ -8,7 +8,10 @@ The tiers exist in Python and in C (compiled/table.h) with identical results. A 
 so C is used if there is a compiler, and compiled growth reads the tiers directly.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,11 +38,6 @@ class SuccessorArrays(NamedTuple):
 class TransitionTable:
     """Top successors by token and by pair of tokens."""
 
-    successors: Lookup  # of the pair if known, else of the token
-    learn: Callable[[Sequence[int], Sequence[int], IdRows, ScoreRows], None]  # previous, tokens [n]; rows [n, K]
-    # Token before the root; tokens and parents [N]; a path, whose rows are written last; rows [N, K].
-    learn_tree: Callable[[int, Sequence[int], Sequence[int], Sequence[int], IdRows, ScoreRows], None]
-
     def __init__(
         self, vocab_size: int, width: int = 10, *, num_pairs: int = 0, initial: SuccessorArrays | None = None
     ) -> None:
@@ -50,14 +48,27 @@ class TransitionTable:
         known = None if initial is None else SuccessorArrays(initial.ids[:, :width], initial.scores[:, :width])
         if known is not None and not known.ids.shape == known.scores.shape == (vocab_size, width):
             raise ValueError(f"successors {known.ids.shape} and {known.scores.shape} for {vocab_size} tokens")
-        core = load_core()
-        self._tiers: PythonTiers | CompiledTiers = (
-            PythonTiers(vocab_size, width, num_pairs, known)
-            if core is None
-            else CompiledTiers(core, vocab_size, width, num_pairs, known)
-        )
-        self.successors = self._tiers.successors
-        self.learn, self.learn_tree = self._tiers.learn, self._tiers.learn_tree
+        self._core, self._shape = load_core(), (vocab_size, width, num_pairs, known)
+
+    @cached_property
+    def _tiers(self) -> PythonTiers | CompiledTiers:
+        """Made for the first reader: a request of a batch that does not draft needs none."""
+        return PythonTiers(*self._shape) if self._core is None else CompiledTiers(self._core, *self._shape)
+
+    @cached_property
+    def successors(self) -> Lookup:
+        """Of the pair if known, else of the token."""
+        return self._tiers.successors
+
+    @cached_property
+    def learn(self) -> Callable[[Sequence[int], Sequence[int], IdRows, ScoreRows], None]:
+        """Previous, tokens [n]; rows [n, K]."""
+        return self._tiers.learn
+
+    @cached_property
+    def learn_tree(self) -> Callable[[int, Sequence[int], Sequence[int], Sequence[int], IdRows, ScoreRows], None]:
+        """Token before the root; tokens and parents [N]; a path, whose rows are written last; rows [N, K]."""
+        return self._tiers.learn_tree
 
     @property
     def layout(self) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +10,10 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import blend, blend_head
+from draftwood.drafters import blend_head
 from draftwood.growth import MOST_LEVELS, OwnWorth, SearchRecord, Worth
 from draftwood.growth.neural import Times
+from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.sources.neural.base import DraftModel, DraftSegment, gather_rows
 from draftwood.sources.neural.head import HeadModel
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment, chain_parents
@@ -226,51 +225,31 @@ def choose_all(record: SearchRecord, times: Times, *_: Any) -> None:
     times.chosen = times.upcoming = MOST_LEVELS
 
 
-@pytest.fixture
-def default(monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, Launches]:
-    """An LLM for which a head ships that searches by itself, always all levels."""
-    folder, target = head_folder("eagle3"), AsyncTarget.made()
+def test_a_blend_leaves_a_head_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SearchRecord, "choose", choose_all)
-    monkeypatch.setattr(blend, "FUSED_BACKENDS", (target.info.backend,))
-    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
-    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=Path(folder)))
-    llm = LLM.from_target(target, ByteTokenizer(), drafter="blend", budget=12, max_batch=2)
+    options = {"sources": "context+transition+position+head", "head": head_folder("eagle3")}
+    llm = LLM.from_target(
+        AsyncTarget.made(), ByteTokenizer(), drafter="blend", drafter_options=options, budget="auto", max_batch=2
+    )
+    llm.engine._costs = LiveCosts(CostProfile((1, 64), (16,), ((1.0, 1.0),)))  # hours, for this machine's clock
     launches = Launches(llm._default._shared.head.model)
     launches.model.searches = True
-    return llm, launches
+    params, plain = SamplingParams(max_tokens=40, ignore_eos=True), {}
 
-
-def test_the_head_of_the_default_is_for_single_requests(
-    default: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm, launches = default
-    monkeypatch.setattr(Worth, "begins_with_model", lambda _: True)
-    params = SamplingParams(max_tokens=24)
-    for prompts, uses_head in ((PROMPTS[:1], True), (PROMPTS[:2], False), (PROMPTS[1:2], True)):
+    def num_searches(prompts: Sequence[Any]) -> int:
         launches.num_used = 0
-        results, plain = llm.generate(prompts, params), llm.generate(prompts, params, drafter="plain")
-        assert [each.token_ids for each in results] == [each.token_ids for each in plain]
-        assert (launches.num_used > 0) == uses_head
-    assert launches.model._cache.can_open(launches.model._cache.num_slots)
+        answers = [each.token_ids for each in llm.generate(prompts, params)]
+        plain.setdefault(len(prompts), [each.token_ids for each in llm.generate(prompts, params, drafter="plain")])
+        assert answers == plain[len(prompts)]
+        return launches.num_used
 
-
-def test_the_head_of_the_default_is_left_where_it_does_not_pay(
-    default: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm, launches = default
-    params, prompt = SamplingParams(max_tokens=40, ignore_eos=True), PROMPTS[0]
-    plain = llm.generate([prompt], params, drafter="plain")[0].token_ids
-    assert llm.generate([prompt], params)[0].token_ids == plain
-    most = launches.num_used
     monkeypatch.setattr(Worth, "begins_with_model", lambda _: True)
-    monkeypatch.setattr(OwnWorth, "pays", property(lambda _: launches.num_used < 3))  # it leaves within the answer
-    launches.num_used = 0
-    assert llm.generate([prompt], params)[0].token_ids == plain
-    assert 3 <= launches.num_used < most
-    monkeypatch.setattr(Worth, "begins_with_model", lambda _: False)  # it begins without it
-    launches.num_used = 0
-    assert llm.generate([prompt], params)[0].token_ids == plain
-    assert launches.num_used == 0
+    most = num_searches(PROMPTS[:1])
+    monkeypatch.setattr(OwnWorth, "pays", property(lambda _: launches.num_used < 3))
+    assert 3 <= num_searches(PROMPTS[:1]) < most  # it leaves within the answer
+    num_searches(PROMPTS[:2])
+    monkeypatch.setattr(Worth, "begins_with_model", lambda _: False)
+    assert num_searches(PROMPTS[:1]) == 0
     assert launches.model._cache.can_open(launches.model._cache.num_slots)
 
 
