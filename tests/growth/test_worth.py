@@ -87,6 +87,15 @@ def test_nothing_is_left_before_both_ways_are_measured() -> None:
     assert not new.pays
 
 
+def test_requests_that_begin_beside_others_measure_nothing() -> None:
+    record = Worth()
+    for _ in range(SETTLING + MEASURED[True]):
+        record.note_cycle(1.0, has_model=True)
+    assert [record.begins_with_model() for _ in range(50)] == [False, *[True] * 49]
+    record.note_cycle(1.0, has_model=True)
+    assert not record.begins_with_model()
+
+
 def test_the_first_cycles_of_each_way_do_not_count() -> None:
     record = Worth()
     for has_model in (True, False):

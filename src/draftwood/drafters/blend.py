@@ -134,7 +134,7 @@ class BlendDrafter(TransitionDrafter):
         searches = self._head is not None and self._head.searches
         self._passes = state.drafts.passes if is_default else None
         self._worth = state.drafts.worth if searches and request.is_timed else None
-        self._since, self._is_alone = 0.0, False  # when the last cycle ended; whether no other request ran in this one
+        self._since = 0.0  # when the last cycle ended, while it drafts alone
         if (is_default and (request.position_cost > MAX_POSITION_COST or state.drafts.passes.is_left_out())) or (
             self._worth is not None and not self._worth.begins_with_model()
         ):
@@ -158,8 +158,9 @@ class BlendDrafter(TransitionDrafter):
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
-        drafters[0]._since = drafters[0]._since or time.perf_counter()
-        drafters[0]._is_alone = len(drafters) == 1
+        for drafter in drafters:
+            if drafter._worth is not None:
+                drafter._since = (drafter._since or time.perf_counter()) if len(drafters) == 1 else 0.0
         own_heads = [drafter._head is not None for drafter in drafters]
         if not any(own_heads):
             return cls._propose_together(drafters, budgets, len(drafters))
@@ -211,7 +212,7 @@ class BlendDrafter(TransitionDrafter):
             self._observe_in_python(verified)
         if self._head is None:
             return
-        is_slower = self._worth is not None and self._is_alone and not self._head.pays
+        is_slower = self._since > 0.0 and not self._head.pays
         if is_slower or (self._passes is not None and self._passes.is_too_slow):
             self._head.end()
             self._leave_head()
@@ -219,9 +220,11 @@ class BlendDrafter(TransitionDrafter):
             self._head.observe(verified)
 
     def _time_cycle(self) -> None:
-        """Notes what the cycle took, if no other request ran beside it."""
+        """Notes what the cycle took, if no other request drafted in it."""
+        if self._worth is None or not self._since:
+            return
         now = time.perf_counter()
-        if self._worth is not None and self._since and self.was_ready and self._is_alone:
+        if self.was_ready:
             self._worth.note_cycle(now - self._since, has_model=self._head is not None)
         self._since = now
 

@@ -89,8 +89,9 @@ class Expander(NeuralDrafter):
             return super().propose_batch(drafters, budgets)
         is_timed = any(drafter._is_timed for drafter in drafters)
         goes_ahead = len(drafters) == 1 and first._goes_ahead
-        for drafter in drafters:
-            drafter._note_verified()
+        if not goes_ahead:  # else it can wait until the target's next pass runs
+            for drafter in drafters:
+                drafter._note_verified()
         if first._next is not None and len(drafters) == 1:
             search = first._next
         else:
@@ -164,6 +165,7 @@ class Expander(NeuralDrafter):
         self.num_text += len(emitted)
         if self._search is not None and isinstance(growth, SearchedBlend):
             self._search.note_cycle()
+            self._note_verified()
             self._verified = Verified(growth, num_kept, emitted)
         elif isinstance(growth, ExpandingBlend):
             shape = CycleShape(num_kept, context, growth.has_passes)
@@ -171,6 +173,10 @@ class Expander(NeuralDrafter):
             growth.note(num_kept, emitted)
             if self._is_timed:
                 self._records.passes.note_kept(growth.values, num_kept)
+
+    def end(self) -> None:
+        self._note_verified()
+        super().end()
 
     def _note_verified(self) -> None:
         """What the last search gained."""

@@ -99,7 +99,7 @@ def _drafts_of(sessions: Sequence[Session]) -> Drafts:
         offers,
         [session.draft_seconds for session in sessions],
         [session.learn_seconds for session in sessions],
-        [drafter.was_ready for drafter in drafters],  # they drafted
+        [session.was_ready for session in sessions],
     )
 
 

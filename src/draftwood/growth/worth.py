@@ -25,7 +25,7 @@ CLEAR = 1.02  # times as quick: what it takes to do so
 
 
 class Worth:
-    """By what all requests have shown, while no other one ran beside them."""
+    """By what requests have shown that drafted alone."""
 
     def __init__(self) -> None:
         self._seconds = {True: MeanTime(FOLLOWING), False: MeanTime(FOLLOWING)}  # of cycles with it, and without
@@ -33,8 +33,10 @@ class Worth:
         self._with, self._without = FIRST_RATIO * FIRST_TOKENS, FIRST_TOKENS  # decayed sums of tokens
         self._verdict = True  # the last one: whether it pays
         self._stay = self._left = SOON
+        self._is_asked = False  # since the last cycle
 
     def note_cycle(self, seconds: float, *, has_model: bool) -> None:
+        self._is_asked = False
         if self._num_settling[has_model]:
             self._num_settling[has_model] -= 1
         else:
@@ -46,7 +48,11 @@ class Worth:
         self._without = DECAY * self._without + without
 
     def begins_with_model(self) -> bool:
-        """Whether the next request begins with it. Each way is measured first, and again now and then."""
+        """Whether the next request begins with it. Each way is measured first, and again now and then. Requests that
+        begin beside others would measure nothing; all but the first of them begin with it."""
+        if self._is_asked:
+            return True
+        self._is_asked = True
         for has_model, seconds in self._seconds.items():
             if seconds.weight < MEASURED[has_model]:
                 return has_model

@@ -11,6 +11,7 @@ import torch
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import blend_head
+from draftwood.drafters.blend_head import Expander
 from draftwood.growth import MOST_LEVELS, OwnWorth, SearchRecord, Worth
 from draftwood.growth.neural import Times
 from draftwood.sizing import CostProfile, LiveCosts
@@ -225,8 +226,11 @@ def choose_all(record: SearchRecord, times: Times, *_: Any) -> None:
     times.chosen = times.upcoming = MOST_LEVELS
 
 
-def test_a_blend_leaves_a_head_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def blended(monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, Launches]:
+    """A blend whose head searches by itself, always all levels, where drafts cost nothing."""
     monkeypatch.setattr(SearchRecord, "choose", choose_all)
+    monkeypatch.setattr(Worth, "begins_with_model", lambda _: True)
     options = {"sources": "context+transition+position+head", "head": head_folder("eagle3")}
     llm = LLM.from_target(
         AsyncTarget.made(), ByteTokenizer(), drafter="blend", drafter_options=options, budget="auto", max_batch=2
@@ -234,23 +238,73 @@ def test_a_blend_leaves_a_head_that_does_not_pay(monkeypatch: pytest.MonkeyPatch
     llm.engine._costs = LiveCosts(CostProfile((1, 64), (16,), ((1.0, 1.0),)))  # hours, for this machine's clock
     launches = Launches(llm._default._shared.head.model)
     launches.model.searches = True
-    params, plain = SamplingParams(max_tokens=40, ignore_eos=True), {}
+    return llm, launches
 
-    def num_searches(prompts: Sequence[Any]) -> int:
+
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def test_a_blend_leaves_a_head_that_does_not_pay(
+    blended: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, launches = blended
+    plain = {count: llm.generate(PROMPTS[:count], LONG, drafter="plain") for count in (1, 2)}
+
+    def num_searches(count: int) -> int:
         launches.num_used = 0
-        answers = [each.token_ids for each in llm.generate(prompts, params)]
-        plain.setdefault(len(prompts), [each.token_ids for each in llm.generate(prompts, params, drafter="plain")])
-        assert answers == plain[len(prompts)]
+        answers = llm.generate(PROMPTS[:count], LONG)
+        assert [each.token_ids for each in answers] == [each.token_ids for each in plain[count]]
         return launches.num_used
 
-    monkeypatch.setattr(Worth, "begins_with_model", lambda _: True)
-    most = num_searches(PROMPTS[:1])
+    most = num_searches(1)
     monkeypatch.setattr(OwnWorth, "pays", property(lambda _: launches.num_used < 3))
-    assert 3 <= num_searches(PROMPTS[:1]) < most  # it leaves within the answer
-    num_searches(PROMPTS[:2])
+    assert 3 <= num_searches(1) < most  # it leaves within the answer
+    num_searches(2)
     monkeypatch.setattr(Worth, "begins_with_model", lambda _: False)
-    assert num_searches(PROMPTS[:1]) == 0
+    assert num_searches(1) == 0
     assert launches.model._cache.can_open(launches.model._cache.num_slots)
+
+
+def test_a_blend_times_cycles_in_which_nobody_else_drafts(
+    blended: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, _ = blended
+    noted = list[bool]()
+    monkeypatch.setattr(Worth, "note_cycle", lambda _, seconds, has_model: noted.append(has_model))
+    cycles = llm.generate(PROMPTS[:1], LONG)[0].stats.cycles
+    assert noted == [True] * len(noted)
+    assert cycles - 2 <= len(noted) <= cycles
+    noted.clear()
+    both = llm.generate([PROMPTS[0], PROMPTS[0] + "!"], LONG)
+    assert len(noted) <= abs(both[0].stats.cycles - both[1].stats.cycles) + 2
+    monkeypatch.setattr(Worth, "begins_with_model", lambda _: False)
+    noted.clear()
+    cycles = llm.generate(PROMPTS[:1], LONG)[0].stats.cycles
+    assert noted == [False] * len(noted)
+    assert cycles - 2 <= len(noted) <= cycles
+
+
+def test_a_blend_notes_its_searches_while_the_next_pass_runs(
+    blended: tuple[LLM, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, _ = blended
+    running, noted = list[bool](), list[bool]()
+    draft_ahead, note_tree = Expander.draft_ahead, SearchRecord.note_tree
+
+    def ahead(self: Expander, *args: Any) -> None:
+        running.append(True)
+        draft_ahead(self, *args)
+        running.clear()
+
+    def note(self: SearchRecord, *args: Any) -> Any:
+        noted.append(bool(running))
+        return note_tree(self, *args)
+
+    monkeypatch.setattr(Expander, "draft_ahead", ahead)
+    monkeypatch.setattr(SearchRecord, "note_tree", note)
+    cycles = llm.generate(PROMPTS[:1], LONG)[0].stats.cycles
+    assert noted.count(True) >= cycles - 4
+    assert len(noted) >= cycles - 2  # the last one too
 
 
 def test_an_error_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

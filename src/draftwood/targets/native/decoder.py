@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from draftwood.errors import OptionError
 from draftwood.targets.base import Draw, FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
 from draftwood.targets.cache import KVCache
 from draftwood.targets.searches import Found, SearchPlan
@@ -154,7 +155,10 @@ def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     draws, num_wanted, reserve = list[Draw | None](), 0, cache.reserve
     for sequence, own_ids, own_parents, num_logits, after, draw in segments:
         extent = reserve(sequence, own_parents, after)
-        token_ids.extend(own_ids)
+        try:
+            token_ids.extend(own_ids)
+        except OverflowError:
+            raise OptionError("A token id is outside the vocabulary", got=f"ids up to {max(own_ids)}") from None
         parents.extend(extent.parents)
         fields += (extent.base, extent.length, after, len(own_ids), num_logits)
         num_wanted += num_logits
