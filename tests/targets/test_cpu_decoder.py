@@ -238,10 +238,11 @@ def test_several_roots_hang_off_the_prefix() -> None:
     assert torch.equal(forest.logits[1:], alone.logits)
 
 
-def test_a_token_outside_the_vocabulary_is_refused() -> None:
+@pytest.mark.parametrize("token_id", [BASE.vocab_size, 1 << 31])
+def test_a_token_outside_the_vocabulary_is_refused(token_id: int) -> None:
     model = fused()
     with pytest.raises(OptionError, match="vocabulary"):
-        model.run(Segment(model.open(), [BASE.vocab_size], [-1], 1))
+        model.run(Segment(model.open(), [token_id], [-1], 1))
 
 
 def test_float16_is_not_supported() -> None:

@@ -48,12 +48,12 @@ class TransitionTable:
         known = None if initial is None else SuccessorArrays(initial.ids[:, :width], initial.scores[:, :width])
         if known is not None and not known.ids.shape == known.scores.shape == (vocab_size, width):
             raise ValueError(f"successors {known.ids.shape} and {known.scores.shape} for {vocab_size} tokens")
-        self._core, self._shape = load_core(), (vocab_size, width, num_pairs, known)
+        self._core, self._tiers_of = load_core(), (vocab_size, width, num_pairs, known)
 
     @cached_property
     def _tiers(self) -> PythonTiers | CompiledTiers:
         """Made for the first reader: a request of a batch that does not draft needs none."""
-        return PythonTiers(*self._shape) if self._core is None else CompiledTiers(self._core, *self._shape)
+        return PythonTiers(*self._tiers_of) if self._core is None else CompiledTiers(self._core, *self._tiers_of)
 
     @cached_property
     def successors(self) -> Lookup:
