@@ -202,7 +202,12 @@ def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterat
     _tell(f"{name}: the head's best token has the probability {make_sure(head, target):.2f} on the average")
     taps = head.config.taps_for(target.info.num_layers)
     more = 2 * slots
-    model = EagleModel(head, taps, more) if args.eager else make_head_model(head, target.info.num_layers, more)
+    quantize = not args.dense
+    model: HeadModel
+    if args.eager:
+        model = EagleModel(head, taps, more)
+    else:
+        model = make_head_model(head, target.info.num_layers, more, quantize=quantize)
     passes = Clock()
     model.forward = passes.around(model.forward)  # type: ignore[method-assign]
     model.grow = passes.around(model.grow)  # type: ignore[method-assign]
@@ -304,6 +309,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--waits", action="store_true", help="launch drafts only when the target has answered")
     parser.add_argument("--eager", action="store_true", help="run the head without CUDA graphs")
+    parser.add_argument("--dense", action="store_true", help="do not quantize the head")
     parser.add_argument("--out", type=Path, help="write all figures to a JSON file")
     return parser.parse_args(argv)
 

@@ -27,8 +27,10 @@ from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_graphs import GraphedEagleModel, feature_weights
 from draftwood.targets.base import Segment, TargetParts, chain_parents
 from draftwood.targets.native.cuda.attention.plan import count_bits, words_per_row
+from draftwood.targets.native.cuda.features import weights as feature_weights_module
 from draftwood.targets.native.cuda.features.weights import MAX_FEATURES
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
+from draftwood.targets.native.quantize import Quantized, quantize_matrix, to_dense
 from tests.tools.cuda import LARGE, SMALL, assert_as_accurate, error
 from tests.tools.head import random_head, random_parts
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
@@ -84,8 +86,9 @@ def test_in_the_interpreter() -> None:
     run_interpreted(__file__)
 
 
-def new_head(variant: str, dtype: torch.dtype, *, wide: bool = False) -> EagleHead | Eagle3Head:
-    """``wide``: the same rounded numbers in float32. Matrices preserve the scale of their input."""
+def new_head(variant: str, dtype: torch.dtype, *, wide: bool = False, narrowed: bool = False) -> EagleHead | Eagle3Head:
+    """``wide``: the same rounded numbers in float32. ``narrowed``: matrices of layers and logits rounded to 8 bits.
+    Matrices preserve the scale of their input."""
     changes = dict(VARIANTS[variant])
     head = random_head(changes.pop("kind"), MODEL, **changes)
     with torch.no_grad():
@@ -95,9 +98,19 @@ def new_head(variant: str, dtype: torch.dtype, *, wide: bool = False) -> EagleHe
     parts, used = random_parts(MODEL), torch.float32 if wide else dtype
     tensors = [tensor.to(dtype).to(DEVICE, used) for tensor in parts[:3]]
     tensors[2] *= MODEL.hidden_size**-0.5  # logits around 1
-    head.to(DEVICE, used).bind(TargetParts(*tensors, parts.norm_eps))
+    head.to(DEVICE, used)
+    if narrowed:
+        own = [weight for name, weight in head.named_parameters() if weight.ndim == 2 and "embed" not in name]
+        for weight in [*(weight for weight in own if not is_joining(head, weight)), tensors[2]]:
+            weight.data.copy_(to_dense(quantize_matrix(weight.detach(), "fp8"), weight.dtype))
+    head.bind(TargetParts(*tensors, parts.norm_eps))
     assert isinstance(head, (EagleHead, Eagle3Head))
     return head
+
+
+def is_joining(head: EagleHead | Eagle3Head, weight: torch.Tensor) -> bool:
+    """Whether it is the matrix that joins features with each other or with tokens."""
+    return weight is head.fc.weight
 
 
 def new_model(
@@ -181,6 +194,31 @@ def check(variant: str, dtype: torch.dtype, play: Play, **options: int) -> Graph
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
 def test_as_accurate_as_the_module(variant: str, dtype: str) -> None:
     check(variant, FLOATS[dtype], FEW if INTERPRETED else MANY)
+
+
+@runs_kernels
+@pytest.mark.parametrize("variant", ["eagle3"] if INTERPRETED else ["eagle", "eagle3", "eagle3 everything"])
+def test_large_matrices_in_8_bits(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As accurate as a module with the same rounded weights; passes over many rows read the weights as they are."""
+    monkeypatch.setattr(feature_weights_module, "MIN_BYTES", 0)
+    play = FEW if INTERPRETED else MANY
+    heads = [new_head(variant, torch.bfloat16, wide=wide, narrowed=True) for wide in (False, True)]
+    eager, exact = (EagleModel(head, head.config.taps_for(MODEL.num_layers), 1024) for head in heads)
+    head = new_head(variant, torch.bfloat16)
+    fused = GraphedEagleModel(head, head.config.taps_for(MODEL.num_layers), 1024, quantize=True)
+    rows = [play.on(model)[0] for model in (fused, eager, exact)]
+    assert_as_accurate(*rows)
+    assert error(play.on(new_model(EagleModel, variant, torch.bfloat16))[0], rows[2]) > error(rows[0], rows[2])
+    model = fused._decoder._model
+    assert all(isinstance(layer.gate_up, Quantized) for layer in model.narrow_weights.layers)
+    assert model.model.weights is model.features.weights
+
+
+def test_small_matrices_stay_as_they_are() -> None:
+    weights = feature_weights(new_head("eagle3", torch.bfloat16)).weights
+    narrow = feature_weights_module.in_8_bits(weights)
+    assert narrow.head is weights.head
+    assert [layer.gate_up is own.gate_up for layer, own in zip(narrow.layers, weights.layers, strict=True)] == [True]
 
 
 @runs_kernels

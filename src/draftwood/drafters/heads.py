@@ -21,8 +21,8 @@ SLOT_FACTOR = 2  # cache slots per slot of the target; a head's cache is small a
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions(NeuralOptions):
     head: str = ""  # folder, or name of a shipped head; empty: the head that ships for this target
-    quantize: bool = True  # on a CPU: run an EAGLE-3 head in 4 bits, its output matrix in 8
-    shortlist: bool = True  # then: leave out rare tokens that have not occurred, unless children are drawn
+    quantize: bool = True  # EAGLE-3 on a CPU: 4 bits, its output matrix 8; EAGLE on a GPU: 8 bits for large matrices
+    shortlist: bool = True  # in 4 bits: leave out rare tokens that have not occurred, unless children are drawn
 
     def __post_init__(self) -> None:
         NeuralOptions.__post_init__(self)

@@ -11,7 +11,8 @@ def make_head_model(
 ) -> HeadModel:
     """Wrap a head, bound to its target of ``num_layers`` layers, with a cache of ``num_slots`` positions.
 
-    ``quantize``: an EAGLE-3 head on a CPU may run in 4 bits; ``has_shortlist``: and leave out rare tokens.
+    ``quantize``: an EAGLE-3 head on a CPU may run in 4 bits, large matrices of an EAGLE head on a GPU in 8;
+    ``has_shortlist``: a head on a CPU may leave out rare tokens.
     """
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
@@ -20,7 +21,7 @@ def make_head_model(
         from draftwood.sources.neural.head_graphs import GraphedEagleModel, why_not_graphed  # needs Triton
 
         if not why_not_graphed(head):
-            return GraphedEagleModel(head, taps, num_slots)
+            return GraphedEagleModel(head, taps, num_slots, quantize=quantize)
     if quantize and isinstance(head, Eagle3Head) and not why_not_fused(head):
         return FusedEagleModel(head, taps, num_slots, has_shortlist=has_shortlist)
     return EagleModel(head, taps, num_slots)

@@ -24,10 +24,14 @@ class GraphedEagleModel(EagleModel):
     searches_ahead = True
     root_chunk = 16
 
-    def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
+    def __init__(
+        self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int, *, quantize: bool = False
+    ) -> None:
+        """``quantize``: where the GPU can, passes over few rows read large matrices in 8 bits."""
         super().__init__(head, taps, num_slots)
         vocabulary = head.vocabulary() if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary else None
-        self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden, vocabulary)
+        quantize = quantize and not cuda.why_not_on(self._hidden.device, "fp8")
+        self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden, vocabulary, quantize=quantize)
 
     @property
     def num_prepared(self) -> int:

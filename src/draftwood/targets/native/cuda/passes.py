@@ -208,26 +208,28 @@ class NarrowPass(Pass):
     selects_rows = False
 
     def _prepare(self) -> tuple[int, int]:
-        config = self._model.config
-        width, inner = config.hidden_size, config.intermediate_size
-        product = partial(
-            self._new_product, weight_bytes=storage_of(self._model.weights.head)[0].itemsize, eps=config.norm_eps
-        )
+        config, weights = self._model.config, self._model.weights
+        width, inner, layer = config.hidden_size, config.intermediate_size, weights.layers[-1]  # all are stored alike
+        product = partial(self._new_product, eps=config.norm_eps)
         heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.qk_norm)
         self._heads = heads if heads.can_rotate else None
         self.rotates_separately = self._heads is None
-        self._qkv = product(width, config.q_size + 2 * config.kv_size, heads=self._heads)
-        self._o = product(config.q_size, width)
-        self._gate_up = product(width, inner, Kind.GATED)
-        self._down = product(inner, width)
-        self._logits = product(width, config.vocab_size, Kind.HEAD)
+        self._qkv = product(layer.qkv, width, config.q_size + 2 * config.kv_size, heads=self._heads)
+        self._o = product(layer.o, config.q_size, width)
+        self._gate_up = product(layer.gate_up, width, inner, Kind.GATED)
+        self._down = product(layer.down, inner, width)
+        self._logits = product(weights.head, width, config.vocab_size, Kind.HEAD)
         products = (self._qkv, self._o, self._gate_up, self._down, self._logits)
         floats, counters = map(max, *(product.scratch for product in products))
         return floats, counters
 
-    def _new_product(self, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any) -> Product:
+    def _new_product(
+        self, weight: Matrix, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any
+    ) -> Product:
+        """A product with matrices that are stored like ``weight``."""
         rows, gpu, dtype = self._shape.num_rows, self._model.gpu, self._model.weights.embed.dtype
-        return Product(num_in, num_out, rows, gpu, kind, dtype=dtype, pdl=self._model.pdl, **options)
+        options |= {"dtype": dtype, "weight_bytes": storage_of(weight)[0].itemsize, "pdl": self._model.pdl}
+        return Product(num_in, num_out, rows, gpu, kind, **options)
 
     def _project(self, index: int, layer: LayerWeights) -> None:
         hidden = self._buffers.hidden
@@ -354,8 +356,10 @@ class ExactPass(NarrowPass):
             self._trees = rows.Ancestors(words, self.inputs.afters, paths)
         return demand
 
-    def _new_product(self, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any) -> Product:
-        return super()._new_product(num_in, num_out, kind, exact=True, **options)
+    def _new_product(
+        self, weight: Matrix, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any
+    ) -> Product:
+        return super()._new_product(weight, num_in, num_out, kind, exact=True, **options)
 
     def _choose_attention(self) -> int:
         self._ordered = choose_ordered_config(**self._attention_sizes(), capacity=self._model.cache.num_slots)

@@ -24,7 +24,7 @@ from draftwood.targets.native.cuda.device import (
     supports_pdl,
 )
 from draftwood.targets.native.cuda.features.passes import FeatureModel, FeaturePass, FeatureShape, new_feature_pass
-from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights
+from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights, in_8_bits
 from draftwood.targets.native.cuda.inputs import Moves
 from draftwood.targets.native.cuda.kernels import GIVEN, MAX_FOLLOWED
 from draftwood.targets.native.cuda.passes import Model, Shape
@@ -57,10 +57,13 @@ class FeatureDecoder:
         cache: KVCache,
         feature_cache: torch.Tensor,
         vocabulary: torch.Tensor | None = None,
+        *,
+        quantize: bool = False,
     ) -> None:
         """``feature_cache [slots, H]`` stores the rows' features, by the slots of the KV cache.
 
-        ``vocabulary``: token of the target by token of the head; None: they are the same.
+        ``vocabulary``: token of the target by token of the head; None: they are the same. ``quantize``: passes over few
+        rows read large matrices in 8 bits.
         """
         dtype, device, config = feature_cache.dtype, feature_cache.device, features.config
         self._device = device
@@ -68,7 +71,8 @@ class FeatureDecoder:
         self._workspace = Workspace(config, dtype, device)
         rotation = build_rotation_table(config, cache.num_slots, dtype, device)
         model = Model(config, features.weights, cache, rotation, describe_gpu(device), supports_pdl(device))
-        self._model = FeatureModel(model, features, feature_cache)
+        narrow = in_8_bits(features.weights) if quantize else features.weights
+        self._model = FeatureModel(model, features, feature_cache, narrow)
         self._vocabulary = None if vocabulary is None else vocabulary.to(device, torch.int32)
         self._has_window = bool(config.sliding_window)
         self._passes: OrderedDict[FeatureShape, CapturedPass[FeaturePass]] = OrderedDict()

@@ -7,7 +7,6 @@ target and computes features from them first.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from draftwood.targets.native.cuda.passes import Model, NarrowPass, Pass, Shape,
 from draftwood.targets.native.cuda.products import MAX_ROWS, Kind
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.quantize import to_dense
+from draftwood.targets.native.weights import Weights
 
 
 class FeatureModel(NamedTuple):
@@ -28,6 +28,7 @@ class FeatureModel(NamedTuple):
     model: Model
     features: FeatureWeights
     feature_cache: torch.Tensor  # [slots, H] the features that rows have stored
+    narrow_weights: Weights  # of passes with few rows, which take as long as the weights take to load
 
 
 class FeatureShape(NamedTuple):
@@ -118,13 +119,16 @@ class FeaturePass(Pass):
 class NarrowFeaturePass(FeaturePass, NarrowPass):
     def _prepare(self) -> tuple[int, int]:
         demand = super()._prepare()
-        features, config = self._features, self._features.config
-        width, qkv = config.hidden_size, config.q_size + 2 * config.kv_size
-        product = partial(self._new_product, weight_bytes=self._feature_cache.dtype.itemsize)
-        self._fc = product(features.joined_size, width)
-        self._first_qkv = product(features.joined_size if features.fc is None else width, qkv, heads=self._heads)
-        self._logits = product(width, config.vocab_size, Kind.HEAD, eps=features.norm_eps)
-        floats, counters = map(max, demand, self._fc.scratch, self._first_qkv.scratch)
+        features, config, weights = self._features, self._features.config, self._model.weights
+        width, qkv, joined = config.hidden_size, config.q_size + 2 * config.kv_size, features.joined_size
+        first, product = weights.layers[0].qkv, self._new_product
+        self._first_qkv = product(first, joined if features.fc is None else width, qkv, heads=self._heads)
+        self._logits = product(weights.head, width, config.vocab_size, Kind.HEAD, eps=features.norm_eps)
+        scratch = [demand, self._first_qkv.scratch]
+        if features.fc is not None:
+            self._fc = product(features.fc, joined, width)
+            scratch.append(self._fc.scratch)
+        floats, counters = map(max, *scratch)
         return floats, counters
 
     def _project_first(self) -> None:
@@ -169,5 +173,7 @@ class WideFeaturePass(FeaturePass, WidePass):
 
 
 def new_feature_pass(model: FeatureModel, wanted: FeatureShape, workspace: Workspace) -> FeaturePass:
-    kind = NarrowFeaturePass if wanted.shape.num_rows <= MAX_ROWS else WideFeaturePass
-    return kind(model, wanted, workspace)
+    if wanted.shape.num_rows > MAX_ROWS:
+        return WideFeaturePass(model, wanted, workspace)
+    narrow = model.model._replace(weights=model.narrow_weights)
+    return NarrowFeaturePass(model._replace(model=narrow), wanted, workspace)

@@ -6,15 +6,18 @@ at the row's parent. This module does not import Triton.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from draftwood.models import ModelConfig
 from draftwood.targets.native.cuda.inputs import MAX_MOVES
+from draftwood.targets.native.quantize import Matrix, quantize_matrix
 from draftwood.targets.native.weights import Weights
 
 MAX_FEATURES = MAX_MOVES  # rows of a pass: the slots of their features are passed in the buffer for moves
+FORMAT = "fp8"
+MIN_BYTES = 8 << 20  # of a matrix that takes so long to load that widening half the bytes is quicker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,3 +44,24 @@ class FeatureWeights:
     def joined_size(self) -> int:
         """Columns of token and feature side by side."""
         return 2 * self.config.hidden_size
+
+
+def in_8_bits(weights: Weights) -> Weights:
+    """The same weights with 8-bit copies of large matrices."""
+    layers = [
+        replace(
+            layer,
+            qkv=_narrowed(layer.qkv),
+            o=_narrowed(layer.o),
+            gate_up=_narrowed(layer.gate_up),
+            down=_narrowed(layer.down),
+        )
+        for layer in weights.layers
+    ]
+    return replace(weights, layers=layers, head=_narrowed(weights.head))
+
+
+def _narrowed(matrix: Matrix) -> Matrix:
+    if isinstance(matrix, torch.Tensor) and matrix.nbytes >= MIN_BYTES:
+        return quantize_matrix(matrix, FORMAT)
+    return matrix

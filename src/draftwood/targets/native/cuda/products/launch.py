@@ -42,6 +42,8 @@ SPARE_BYTES = 4096  # shared memory left for sums across warps
 SMALL = 2 << 20  # bytes of a matrix that load faster than the programs that would share it start
 MEDIUM = 8 << 20  # bytes of a matrix that load so fast that room for the next kernel's programs matters more
 NORMED_DIMS = (16, 32, 64, 128)  # head sizes that fit a block
+IN_FLIGHT = 72 << 10  # bytes that a program with 8-bit weights loads ahead
+FEW_PROGRAMS = 1.5  # per processor: fewer are made smaller, if their weights have 8 bits
 HEAD_BLOCK = 128  # logits of a block whose peak is written: the block size of the top kernels
 
 
@@ -121,23 +123,26 @@ def choose_tiling(
     weight_bytes: int = 2,
     head_dim: int = 0,
     *,
+    turns: bool = False,
     exact: bool = False,
 ) -> Tiling:
     """Choose a tiling, by rules found by timing whole passes of three models on an H200: all processors are busy, and
     each has many bytes in flight.
 
-    ``weight_bytes`` is the size of one weight. ``head_dim`` is set where a block must be exactly one head. If
-    ``exact``, the parts that the input is cut into do not depend on the rows, because they determine the order of sums.
+    ``weight_bytes`` is the size of one weight. ``head_dim`` is set where a block must be exactly one head. ``turns``:
+    heads are rotated, which takes registers. If ``exact``, the parts that the input is cut into do not depend on the
+    rows, because they determine the order of sums.
     """
     if exact and rows > MAX_ROWS:
         splits = choose_tiling(num_in, num_out, 1, gpu, kind, weight_bytes, head_dim, exact=True).splits
         return _choose_wide(num_in, num_out, rows, gpu, kind, weight_bytes, head_dim, splits)
     padded = max(16, triton.next_power_of_2(rows))
+    if weight_bytes == 1:
+        return _choose_widening(num_in, num_out, padded, gpu, kind, head_dim, turns=turns, exact=exact)
     wide = padded > 16  # then loading the rows from the L2 cache takes time too
     size = num_in * num_out * weight_bytes
     is_small = size <= SMALL
     is_medium = wide and kind is Kind.PLAIN and SMALL < size <= MEDIUM
-    widens = weight_bytes == 1  # which takes time: two programs share a processor, so that one loads meanwhile
     short = kind is Kind.GATED or (kind is Kind.HEAD and wide) or is_medium
     block_in = _choose_step(num_in, 64 if short else 128)
     steps = num_in // block_in
@@ -145,8 +150,6 @@ def choose_tiling(
         block_out = HEAD_BLOCK
     elif head_dim:
         block_out = head_dim
-    elif exact and widens:
-        block_out = 64  # narrower blocks would widen weights in another order
     elif is_small:
         block_out = 16 if wide and not exact else NARROW_BLOCK
     else:
@@ -158,16 +161,40 @@ def choose_tiling(
         block_in = _choose_step(num_in // splits, block_in)
     elif kind is not Kind.HEAD and blocks < gpu.num_processors:
         min_steps = (6 if is_small else 8 if is_medium else 4) if wide else 3  # of a program
-        max_programs = gpu.num_processors * (2 if is_small or widens else 1)
+        max_programs = gpu.num_processors * (2 if is_small else 1)
         max_splits = min(steps // min_steps, MAX_SHARED // block_out)
         splits = max((n for n in range(1, max_splits + 1) if steps % n == 0 and blocks * n <= max_programs), default=1)
     stage = block_in * (block_out * weight_bytes * (2 if kind is Kind.GATED else 1) + padded * 2)  # bytes
-    alone = not is_medium and (blocks * splits <= gpu.num_processors or (kind is Kind.HEAD and not widens))
+    alone = not is_medium and (blocks * splits <= gpu.num_processors or kind is Kind.HEAD)
     room = gpu.shared_bytes if alone else gpu.shared_bytes // 2
-    bfloat_stages = {Kind.PLAIN: 7 if wide and size <= MEDIUM else 6, Kind.GATED: 5, Kind.HEAD: 4}[kind]
-    num_stages = max(2, min(bfloat_stages * 2 // weight_bytes, room // stage))  # the same bytes in flight
+    most_stages = {Kind.PLAIN: 7 if wide and size <= MEDIUM else 6, Kind.GATED: 5, Kind.HEAD: 4}[kind]
+    num_stages = max(2, min(most_stages, room // stage))
     num_warps = 8 if wide and head_dim > 64 else 4  # halves the registers per thread of blocks that large
     return Tiling(block_out, block_in, splits, num_warps, num_stages)
+
+
+def _choose_widening(
+    num_in: int, num_out: int, padded: int, gpu: Gpu, kind: Kind, head_dim: int, *, turns: bool, exact: bool
+) -> Tiling:
+    """A tiling for 8-bit weights. Widening them takes about as long as loading them, so several small programs share a
+    processor: one loads while another widens."""
+    wide = padded > 16
+    block_out = HEAD_BLOCK if kind is Kind.HEAD else head_dim or 64
+    if kind is not Kind.HEAD and not (exact or head_dim):  # exact: narrower blocks widen weights in another order
+        parts = 4 if kind is Kind.PLAIN else 1
+        is_short = triton.cdiv(num_out, block_out) * parts < FEW_PROGRAMS * gpu.num_processors
+        block_out = NARROW_BLOCK if is_short or not wide else block_out
+    blocks = triton.cdiv(num_out, block_out)
+    is_whole = kind is Kind.HEAD or (kind is Kind.GATED and blocks >= gpu.num_processors)
+    most = 1 if is_whole else block_out // 16
+    splits = next(n for n in (4, 2, 1) if n <= most and (num_in % (64 * n) == 0 or n == 1))
+    is_large = kind is Kind.PLAIN and not wide and block_out == NARROW_BLOCK and num_in >= 4096
+    block_in = _choose_step(num_in // splits, 256 if is_large else 128)
+    stage = block_in * (block_out * (2 if kind is Kind.GATED else 1) + padded * 2)  # bytes
+    most_stages = 3 if kind is Kind.GATED else max(3, min(6, IN_FLIGHT // stage))
+    num_stages = max(2, min(most_stages, (gpu.shared_bytes - SPARE_BYTES) // stage))
+    is_dense = wide and (head_dim > 64 or (turns and padded > 32 and block_out > NARROW_BLOCK))
+    return Tiling(block_out, block_in, splits, 8 if is_dense else 4, num_stages)  # 8: fewer registers per thread
 
 
 def _choose_wide(
@@ -194,7 +221,7 @@ def _choose_wide(
 
 def _choose_step(num_in: int, largest: int) -> int:
     """Inputs per step: the largest power of two from ``largest`` down that divides their number."""
-    return next(step for step in (128, 64, 32, 16) if step <= largest and num_in % step == 0)
+    return next(step for step in (256, 128, 64, 32, 16) if step <= largest and num_in % step == 0)
 
 
 class Product:
@@ -223,7 +250,9 @@ class Product:
         }  # fmt: skip
         self._sizes = num_in, num_out, gpu, kind
         head_dim = heads.dim if heads is not None and heads.are_normed else 0
-        self.tiling = choose_tiling(num_in, num_out, rows, gpu, kind, weight_bytes, head_dim, exact=exact)
+        self.tiling = choose_tiling(
+            num_in, num_out, rows, gpu, kind, weight_bytes, head_dim, turns=heads is not None, exact=exact
+        )
         self.num_blocks = triton.cdiv(num_out, self.tiling.block_out)
         self._block_rows = self.tiling.block_rows or max(16, triton.next_power_of_2(rows))
         self.num_tiles = triton.cdiv(rows, self._block_rows)
