@@ -6,6 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from draftwood.compiled.core import Core, address_of
 from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
-from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest
+from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest, new_places
 
 TAIL, MAX_SOURCES, MAX_HINTS = 32, 8, 64  # as in blend.h and hints.h
 SURE = 1.5  # log odds of a hint from which its source is sure; as in blend.h
@@ -216,7 +217,7 @@ def propose_blends(
     """Grows the trees of many requests. ``min_value``: nothing is added if the chance of its path is lower."""
     count, forest = len(blends), Forest(sum(budgets))
     memory = array("q", [blend.address for blend in blends]), array("q", budgets)
-    sizes = array("q", bytes(8 * count))
+    places = new_places(count)
     if blends[0].core.propose_blends(
         count,
         *[part.buffer_info()[0] for part in memory],
@@ -225,15 +226,11 @@ def propose_blends(
         forest.capacity,
         forest.address,
         forest.probs_address,
-        sizes.buffer_info()[0],
+        places.buffer_info()[0],
         all(blend.follows for blend in blends),
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    trees, start = list[DraftTree](), 0
-    for size, budget, blend in zip(sizes, budgets, blends, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(blend.root))
-        start += budget
-    return trees
+    return DraftTree.all_in(forest, places, repeat(""))
 
 
 def observe_blends(

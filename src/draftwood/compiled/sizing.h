@@ -215,13 +215,13 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
  * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What nodes
  * teach counts like tokens, but is not expected. The forest `ints [4][stride], probs [stride]` receives the trees side
- * by side; `sizes` their sizes, `expected` their tokens. Of the values that the drafter gives to paths, `least [n]`
+ * by side; `cut` where they are, `expected` their tokens. Of the values that the drafter gives to paths, `least [n]`
  * receives the lowest of a kept guess, 1 if none is, and `most [n]` the highest of one that might have been kept, 0 if
  * all are. Returns 0 if out of memory. */
 int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experiences, const int64_t *rooms,
                   const int64_t *max_depths, const double *lessons, const Rules *rules, double tokens,
                   const double *seconds, double fixed, double per_node, int64_t stride, int32_t *ints, double *probs,
-                  int64_t *sizes, double *expected, double *least, double *most) {
+                  Tree *cut, double *expected, double *least, double *most) {
     const Offers offers = {trees, experiences, rooms, max_depths, lessons};
     int64_t total = 0, num_keys = 0;
     for (int64_t i = 0; i < n; i++) total += trees[i].size;
@@ -257,8 +257,9 @@ int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experie
     for (int64_t i = 0; i < best; i++) kept[(uint32_t)keys[i]] = 1;
     for (int64_t i = 0, first = 0, start = 0; i < n; first += trees[i++].size) {
         const Tree *t = &trees[i];
-        sizes[i] = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
-        start += sizes[i];
+        const int64_t size = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
+        cut[i] = tree_at(size, start, stride, ints, probs);
+        start += size;
         expected[i] = 1.0;
         for (int64_t node = 1; node < t->size; node++)
             if (kept[first + node]) expected[i] += chances[first + node] / rules->hope;

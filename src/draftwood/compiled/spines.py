@@ -9,7 +9,7 @@ from draftwood.compiled.context import CompiledContext
 from draftwood.compiled.core import address_of
 from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
-from draftwood.tree import BYPASS, DraftTree, Forest
+from draftwood.tree import BYPASS, DraftTree, Forest, new_places
 
 BYPASSES, VOTES = ("copied", "matched", "agreed", "never", "auto"), ("off", "sizes", "places")  # as in spines.h
 ROUTES = ("", "branch", "spine", BYPASS)
@@ -64,11 +64,11 @@ class CompiledSpines:
         return float(self._record.spine_rate)
 
 
-def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -> list[DraftTree | None]:
-    """The tree of each request; None: only its root."""
+def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -> list[DraftTree]:
+    """The tree of each request."""
     count, forest = len(requests), Forest(sum(budgets))
     addresses, limits = array("q", [request.address for request in requests]), array("q", budgets)
-    sizes, routes = array("q", bytes(8 * count)), array("q", bytes(8 * count))
+    places, routes = new_places(count), array("q", bytes(8 * count))
     if requests[0].core.propose_spines(
         count,
         addresses.buffer_info()[0],
@@ -76,15 +76,11 @@ def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -
         forest.capacity,
         forest.address,
         forest.probs_address,
-        sizes.buffer_info()[0],
+        places.buffer_info()[0],
         routes.buffer_info()[0],
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    trees, start = list[DraftTree | None](), 0
-    for size, route, budget in zip(sizes, routes, budgets, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, ROUTES[route]) if size > 1 else None)
-        start += budget
-    return trees
+    return DraftTree.all_in(forest, places, [ROUTES[route] for route in routes])
 
 
 def observe_spines(

@@ -100,11 +100,7 @@ class GooseDrafter(TransitionDrafter):
         compiled = [each for each in spines if each is not None]
         if len(compiled) < len(spines):
             return [drafter._propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
-        trees = propose_spines(compiled, budgets)
-        return [
-            DraftTree.root_only(drafter._tail[-1]) if tree is None else tree
-            for drafter, tree in zip(drafters, trees, strict=True)
-        ]
+        return propose_spines(compiled, budgets)
 
     @classmethod
     def observe_batch(cls, drafters: Sequence["GooseDrafter"], verified: VerifiedBatch) -> None:

@@ -6,6 +6,7 @@ A tree holds tokens, parents, depths, sources and probabilities. It is independe
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
@@ -94,10 +95,22 @@ class DraftTree:
     @classmethod
     def packed_in(cls, forest: Forest, start: int, size: int, route: str) -> DraftTree:
         """A tree of chosen children whose columns lie in a forest, without checks."""
-        tree = object.__new__(cls)
-        tree._packed, tree.size = PackedTree.at(forest, start, size), size
-        tree.proposals, tree.num_chosen, tree.route, tree.is_native = NO_PROPOSALS, NONE_CHOSEN, route, True
-        return tree
+        return cls._view([PackedTree.at(forest, start, size)], [route])[0]
+
+    @classmethod
+    def all_in(cls, forest: Forest, places: array[int], routes: Iterable[str]) -> list[DraftTree]:
+        """As ``packed_in``: the trees that C has written at these places."""
+        return cls._view(PackedTree.all_at(forest, places), routes)
+
+    @classmethod
+    def _view(cls, packed: Iterable[PackedTree], routes: Iterable[str]) -> list[DraftTree]:
+        trees, new = list[DraftTree](), object.__new__
+        for own, route in zip(packed, routes, strict=False):
+            tree = new(cls)
+            tree._packed, tree.size, tree.route, tree.is_native = own, own[2], route, True
+            tree.proposals, tree.num_chosen = NO_PROPOSALS, NONE_CHOSEN
+            trees.append(tree)
+        return trees
 
     def _set(
         self,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from struct import Struct
 from typing import NamedTuple
 
@@ -35,6 +36,11 @@ class _Numbers(dict[str, int]):
 
 
 SOURCE_NUMBERS = _Numbers(ROOT_SOURCE)
+
+
+def new_places(count: int) -> array[int]:
+    """Memory for the places of ``count`` trees: int64 [count, 4]."""
+    return array("q", bytes(_PLACE.size * count))
 
 
 class Forest:
@@ -74,7 +80,16 @@ class PackedTree(NamedTuple):
     @classmethod
     def at(cls, forest: Forest, start: int, size: int) -> PackedTree:
         place = _PLACE.pack(size, forest.address + 4 * start, forest.capacity, forest.probs_address + 8 * start)
-        return tuple.__new__(cls, (forest, start, size, place))  # half the time: every cycle packs two trees a request
+        return cls(forest, start, size, place)
+
+    @classmethod
+    def all_at(cls, forest: Forest, places: array[int]) -> Iterator[PackedTree]:
+        """Trees that C has written into a forest."""
+        first, records = forest.address, places.tobytes()
+        starts = [(address - first) // 4 for address in places[1::4]]
+        own = [records[at : at + _PLACE.size] for at in range(0, len(records), _PLACE.size)]
+        # Twice as fast as a loop: every cycle packs two trees a request.
+        return map(tuple.__new__, repeat(cls), zip(repeat(forest), starts, places[::4], own, strict=False))
 
     def links(self) -> tuple[array[int], array[int]]:
         """Tokens and parents."""
