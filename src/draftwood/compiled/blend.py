@@ -15,7 +15,7 @@ import numpy.typing as npt
 from draftwood.compiled.core import Core, address_of
 from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
-from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest, new_places
+from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest
 
 TAIL, MAX_SOURCES, MAX_HINTS = 32, 8, 64  # as in blend.h and hints.h
 SURE = 1.5  # log odds of a hint from which its source is sure; as in blend.h
@@ -215,9 +215,8 @@ def propose_blends(
     blends: Sequence[CompiledBlend], budgets: Sequence[int], max_depth: int, min_value: float
 ) -> list[DraftTree]:
     """Grows the trees of many requests. ``min_value``: nothing is added if the chance of its path is lower."""
-    count, forest = len(blends), Forest(sum(budgets))
+    count, forest = len(blends), Forest(sum(budgets), len(blends))
     memory = array("q", [blend.address for blend in blends]), array("q", budgets)
-    places = new_places(count)
     if blends[0].core.propose_blends(
         count,
         *[part.buffer_info()[0] for part in memory],
@@ -226,11 +225,11 @@ def propose_blends(
         forest.capacity,
         forest.address,
         forest.probs_address,
-        places.buffer_info()[0],
+        forest.places.buffer_info()[0],
         all(blend.follows for blend in blends),
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    return DraftTree.all_in(forest, places, repeat(""))
+    return DraftTree.all_in(forest, repeat(""))
 
 
 def observe_blends(

@@ -13,6 +13,11 @@ class OutputWriter:
     Text is decoded at once only where a stop string may end the output; otherwise ``decode`` may be called later.
     """
 
+    __slots__ = (
+        "_decoder", "_hides_last", "_num_output", "_stop_strings", "_stop_tokens", "_texts", "_with_text",
+        "finish_reason",
+    )  # fmt: skip
+
     def __init__(
         self,
         params: SamplingParams,

@@ -108,7 +108,7 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
     if not session.is_prefilling:
         token_ids, parents = session.tree.links()
         draw = plan_draw(session) if session.draws_ahead else None
-        return Segment(session.sequence, token_ids, parents, len(token_ids), 0, draw)
+        return Segment(session.sequence, token_ids, parents, session.tree.size, 0, draw)
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
@@ -128,8 +128,9 @@ def _pays_to_learn(session: Session, num_sessions: int) -> bool:
 def launch(target: Target, sessions: Sequence[Session], fitted: Fitted, lane: int) -> Pass:
     segments = [segment_of(session, len(sessions)) for session in sessions]
     drafters = [session.drafter for session in sessions if not session.is_resting]
-    target.set_top(max([drafter.wants_top for drafter in drafters], default=0))
-    taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
+    wanted = {(drafter.wants_top, drafter.wants_taps) for drafter in drafters}
+    target.set_top(max([top for top, _ in wanted], default=0))
+    taps = sorted(set().union(*[taps for _, taps in wanted]))
     target.set_taps(taps)
     started = time.perf_counter()
     flight = target.launch(segments, lane)

@@ -27,12 +27,12 @@ class Session:
     """``with session:`` isolates errors: an exception ends this session only, and is kept in ``error``."""
 
     __slots__ = (  # a cycle reads dozens of them for each request: without a dict that takes half as long
-        "_prompt_array", "admitted", "budget", "capacity", "draft_group", "draft_seconds", "drafter", "drafts",
-        "draws", "draws_ahead", "error", "events_read_logits", "finish_reason", "has_begun", "has_left",
-        "is_prefilling", "is_resting", "learn_seconds", "learns_prompt", "matcher", "max_length", "max_tokens",
-        "may_draw_ahead", "may_rest", "num_committed", "num_prompt", "num_read", "num_skipped", "num_wanted",
-        "offered", "params", "randomness", "reads_logits", "reads_rows", "sample", "sequence", "sizer", "stats",
-        "takes_choices", "tokens", "tree", "vocab_size", "warper", "writer",
+        "_prompt_array", "admitted", "budget", "can_rest", "capacity", "draft_group", "draft_seconds", "drafter",
+        "drafts", "draws", "draws_ahead", "error", "events_read_logits", "finish_reason", "has_begun", "has_left",
+        "is_calibrated", "is_prefilling", "is_resting", "learn_seconds", "learns_prompt", "matcher", "max_length",
+        "max_tokens", "may_draw_ahead", "may_rest", "num_committed", "num_prompt", "num_read", "num_skipped",
+        "num_wanted", "offered", "params", "randomness", "reads_logits", "reads_rows", "sample", "sequence", "sizer",
+        "stats", "takes_choices", "tokens", "tree", "vocab_size", "warper", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +84,8 @@ class Session:
         # Whether its drafts decide, with a seed, which text comes out. Then they must not depend on measured times.
         self.draws = drafter.draws_for(self.params, is_timed=sizer is not None)
         # Whether its drafts may be left out because of measured times.
-        can_pause = drafter.can_rest or drafter.can_leave
+        self.can_rest, self.is_calibrated = drafter.can_rest, drafter.is_calibrated  # of its class
+        can_pause = self.can_rest or drafter.can_leave
         self.may_rest = self.drafts and sizer is not None and can_pause and not self.draws
         # Whether the caller needs more than tokens.
         wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles

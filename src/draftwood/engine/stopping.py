@@ -58,6 +58,8 @@ class StopStrings:
 class StopTokens:
     """End-of-text tokens of the model, stop tokens of the request, and the length limit."""
 
+    __slots__ = ("_ends", "_max_tokens")
+
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], max_tokens: int) -> None:
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
         self._max_tokens = max_tokens
