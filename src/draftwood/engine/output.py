@@ -39,7 +39,9 @@ class OutputWriter:
     def write(self, candidates: list[int], *, is_complete: bool = False) -> list[int]:
         """The candidates up to a stop condition: the next block of output. ``is_complete``: the output ends with the
         last candidate, which is a part of it."""
-        count, reason = self._stop_tokens.first(candidates, self._num_output)
+        stops, count, reason = self._stop_tokens, len(candidates), None
+        if self._num_output + count >= stops.max_tokens or not stops.ends.isdisjoint(candidates):
+            count, reason = stops.first(candidates, self._num_output)
         block = candidates if count == len(candidates) else candidates[:count]
         if reason is not None or is_complete:
             self._hides_last = reason == "stop"

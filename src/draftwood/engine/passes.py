@@ -14,7 +14,7 @@ from draftwood.compiled import OutcomesMemory
 from draftwood.engine.draws import plan_draw, take_drawn
 from draftwood.engine.fitting import Fitted
 from draftwood.engine.session import Session
-from draftwood.engine.timing import Times, charge_rows
+from draftwood.engine.timing import Spent, Times, charge_rows
 from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
 
 
@@ -26,7 +26,11 @@ class Pass(NamedTuple):
     flight: PendingPass
     fitted: Fitted  # its trees
     taps: Sequence[int]  # layers whose hidden states come with it
-    times: Times
+    spent: Spent
+
+    @property
+    def times(self) -> Times:
+        return self.spent.times
 
 
 class Judged(NamedTuple):
@@ -135,7 +139,14 @@ def launch(target: Target, sessions: Sequence[Session], fitted: Fitted, lane: in
     started = time.perf_counter()
     flight = target.launch(segments, lane)
     times = Times(launched=started, passing=time.perf_counter() - started)
-    return Pass(sessions, segments, flight, fitted, taps, times)
+    spent = Spent(  # listed while the target works
+        sessions,
+        [len(segment.token_ids) for segment in segments],
+        [session.is_prefilling for session in sessions],
+        [session.draft_seconds for session in sessions],
+        times,
+    )
+    return Pass(sessions, segments, flight, fitted, taps, spent)
 
 
 def collect(launched: Pass) -> Answer:
@@ -143,7 +154,7 @@ def collect(launched: Pass) -> Answer:
     launched.fitted.note()  # while the target works
     started = time.perf_counter()
     output = launched.flight.wait()
-    choices = np.array(output.greedy_ids.numpy(force=True))  # the one place where the host waits for the device
+    choices = np.array(output.greedy_ids.cpu().numpy())  # the one place where the host waits for the device
     now, times = time.perf_counter(), launched.times
     times.passing += now - started
     times.elapsed = now - times.launched
