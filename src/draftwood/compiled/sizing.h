@@ -111,9 +111,11 @@ static void sort_few(uint64_t *keys, int64_t n) {
     }
 }
 
-/* Sorts digit by digit, the lowest byte first; the result is in `keys`. Digits that are the same everywhere are skipped:
- * keys of a batch differ in about five bytes. */
-static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
+enum { INDEX_DIGITS = 4 }; /* of a key, the lowest ones */
+
+/* Sorts digit by digit, the lowest byte first; the result is in `keys`. Digits that are the same everywhere are skipped,
+ * and those before `digit`, by which the keys are sorted already. */
+static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n, int digit) {
     enum { FEW = 64, DIGITS = sizeof *keys, VALUES = 256 };
     if (n <= FEW) {
         sort_few(keys, n);
@@ -121,9 +123,9 @@ static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
     }
     uint32_t places[DIGITS][VALUES] = {{0}}; /* counts of a digit's values, then where the next one belongs */
     for (int64_t i = 0; i < n; i++)
-        for (int digit = 0; digit < DIGITS; digit++) places[digit][keys[i] >> 8 * digit & (VALUES - 1)]++;
+        for (int own = digit; own < DIGITS; own++) places[own][keys[i] >> 8 * own & (VALUES - 1)]++;
     uint64_t *from = keys, *to = spare;
-    for (int digit = 0; digit < DIGITS; digit++) {
+    for (; digit < DIGITS; digit++) {
         uint32_t *place = places[digit], start = 0;
         if (place[keys[0] >> 8 * digit & (VALUES - 1)] == n) continue;
         for (int value = 0; value < VALUES; value++) {
@@ -246,7 +248,7 @@ int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experie
         }
         tokens += 1.0;
     }
-    sort_keys(keys, keys + total, num_keys);
+    sort_keys(keys, keys + total, num_keys, INDEX_DIGITS);
     double best_rate = tokens / (seconds[n - 1] + fixed);
     int64_t best = 0;
     for (int64_t i = 1; i <= num_keys; i++) {
