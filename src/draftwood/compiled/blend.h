@@ -375,6 +375,7 @@ static void propose_one_blend(void *job, long i, int thread) {
 }
 
 typedef struct {
+    int64_t count;
     Blend *const *blends;
     Table *const *tables;
     Outcomes outcomes;
@@ -411,6 +412,13 @@ static void observe_one_blend(void *job, long i, int thread) {
     if (failed) lessons->failed = 1;
 }
 
+/* The chances of hints, which requests share, are learned in order, and meanwhile all else on the other threads. */
+static void observe_part(void *job, long part, int thread) {
+    BlendLessons *lessons = job;
+    if (part) observe_one_blend(job, part - 1, thread);
+    else for (int64_t i = 0; i < lessons->count; i++) learn_chances(lessons, i);
+}
+
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
 /* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest, and writes where it is.
@@ -432,11 +440,11 @@ int draftwood_observe_blends(int64_t n, Blend *const *blends, Table *const *tabl
                              const int32_t *emitted, const int64_t *rows, const int32_t *ids, const float *scores) {
     Answers answers[n];
     memset(answers, 0, sizeof answers);
-    BlendLessons lessons = {blends, tables, {trees, lengths, paths, num_emitted, emitted, rows, ids, scores}, answers, 0};
-    if (are_apart(tables, n)) { /* requests share only the chances of hints */
+    const Outcomes outcomes = {trees, lengths, paths, num_emitted, emitted, rows, ids, scores};
+    BlendLessons lessons = {n, blends, tables, outcomes, answers, 0};
+    if (are_apart(tables, n)) {
         for_requests(ask_one_blend, &lessons, n, 1);
-        for (int64_t i = 0; i < n; i++) learn_chances(&lessons, i);
-        for_requests(observe_one_blend, &lessons, n, 1);
+        for_requests(observe_part, &lessons, n + 1, 1);
     } else { /* each request learns all before the next */
         for (int64_t i = 0; i < n; i++) {
             ask_one_blend(&lessons, (long)i, 0);
