@@ -25,7 +25,7 @@ from draftwood.sizing.cutting import Cut, Offers, PassCosts, cut_trees
 from draftwood.sources.context import CompiledContextMatch, ContextMatch, new_context
 from draftwood.sources.transitions import TransitionTable
 from draftwood.targets import TopRows
-from draftwood.tree import DraftTree
+from draftwood.tree import DraftTree, pack_places
 from draftwood.verify import accept_greedy
 from tests.compiled.test_compiled import K, V, in_python, random_rows, random_tree, tokens_along
 
@@ -36,8 +36,7 @@ seeds = st.integers(0, 1 << 30)
 
 def test_packed_tree_is_the_same_tree() -> None:
     tree = random_tree(random.Random(3), 20)
-    forest = tree.pack().forest
-    again = DraftTree.packed_in(forest, 0, len(tree), tree.route)
+    (again,) = DraftTree.all_in(tree.pack(), [tree.route])
     assert len(again) == len(tree)
     assert again.root == tree.root
     assert [list(column) for column in again.links()] == [list(tree.tokens), list(tree.parents)]
@@ -57,7 +56,7 @@ def test_paths_of_a_batch(count: int, seed: int) -> None:
     choices = [[rng.randint(1, 9) for _ in range(len(tree))] for tree in trees]
     first_rows = [sum(map(len, trees[:index])) for index in range(count)]
     flat = array("q", [token for own in choices for token in own])
-    places = b"".join([tree.pack().place for tree in trees])
+    places = pack_places(trees)
     rows, lengths = array("q", first_rows), array("q", bytes(8 * count))
     paths, emitted = array("i", bytes(4 * len(flat))), array("i", bytes(4 * len(flat)))
     core = load_core()

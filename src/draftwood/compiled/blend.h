@@ -81,9 +81,8 @@ static const Mix *mix_of(const Blend *b, GuessList *all, uint32_t listed, int is
     return mix;
 }
 
-/* Asks all sources what may follow a text, and mixes their answers. */
-static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, GuessList *all) {
-    double strongest = -HUGE_VAL;
+/* Asks all sources what may follow a text. */
+static void look_up(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, GuessList *all) {
     Hints hints;
     all->count = 0;
     all->informed = 0;
@@ -97,14 +96,22 @@ static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, in
             const int64_t guess = guess_of(all, hints.tokens[i]);
             all->listed[guess] |= 1u << s;
             all->kinds[guess][s] = hints.kinds[i];
-            const double odds = b->sources[s].logits[hints.kinds[i]];
-            if (odds > strongest) strongest = odds;
         }
     }
+}
+
+/* Mixes what the sources have answered. */
+static void find_chances_of_guesses(const Blend *b, GuessList *all) {
+    int is_sure = 0;
+    for (int64_t i = 0; i < all->count; i++)
+        for (uint32_t left = all->listed[i]; left; left &= left - 1) {
+            const int s = __builtin_ctz(left);
+            is_sure |= b->sources[s].logits[all->kinds[i][s]] >= SURE;
+        }
     memset(all->mixes, 0, sizeof *all->mixes << b->num_sources);
     double total = 0.0;
     for (int64_t i = 0; i < all->count; i++) {
-        const Mix *mix = mix_of(b, all, all->listed[i], strongest >= SURE);
+        const Mix *mix = mix_of(b, all, all->listed[i], is_sure);
         double odds = mix->odds;
         for (uint32_t left = all->listed[i]; left; left &= left - 1) {
             const int s = __builtin_ctz(left);
@@ -117,15 +124,25 @@ static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, in
         for (int64_t i = 0; i < all->count; i++) all->chances[i] /= total;
 }
 
+static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, GuessList *all) {
+    look_up(b, tail, length, depth, all);
+    find_chances_of_guesses(b, all);
+}
+
 /* The kind that a source gives to a guess; NONE if it knows nothing about the text. */
 static inline int32_t hinted_kind(const GuessList *all, int64_t guess, int64_t source) {
     return all->listed[guess] >> source & 1 ? all->kinds[guess][source] : all->absent[source];
 }
 
 static void count_kind(const Source *source, int32_t kind, double right, double decay) {
-    const double trials = source->trials[kind] = source->trials[kind] * decay + 1.0;
-    const double hits = source->hits[kind] = source->hits[kind] * decay + right;
-    double rate = (hits + 0.02) / (trials + 0.1);
+    source->trials[kind] = source->trials[kind] * decay + 1.0;
+    source->hits[kind] = source->hits[kind] * decay + right;
+    source->logits[kind] = NAN; /* not known now */
+}
+
+static void find_logit(const Source *source, int32_t kind) {
+    if (!isnan(source->logits[kind])) return;
+    double rate = (source->hits[kind] + 0.02) / (source->trials[kind] + 0.1);
     rate = rate < 5e-4 ? 5e-4 : rate > 0.998 ? 0.998 : rate;
     source->logits[kind] = log(rate / (1.0 - rate));
 }
@@ -145,6 +162,12 @@ static void learn_outcome(Blend *b, const GuessList *all, int32_t right) {
         for (int64_t s = 0; s < b->num_sources; s++) {
             const int32_t kind = hinted_kind(all, i, s);
             if (kind != NONE) count_kind(&b->sources[s], kind, all->tokens[i] == right, b->decay);
+        }
+    /* Many guesses are of the same kind: logarithms of all would take most of the time. */
+    for (int64_t i = 0; i < all->count; i++)
+        for (int64_t s = 0; s < b->num_sources; s++) {
+            const int32_t kind = hinted_kind(all, i, s);
+            if (kind != NONE) find_logit(&b->sources[s], kind);
         }
 }
 
@@ -255,21 +278,70 @@ static int64_t grow_blend(const Blend *b, int64_t budget, int64_t max_depth, dou
     return size;
 }
 
-/* Learns from the tokens that followed a text. Nonzero: no memory. */
-static int learn_blend(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
+/* -- learning ------------------------------------------------------------------------------------------------------ */
+
+/* What sources had to say about tokens that followed a text, one after the other. For each: the number of guesses,
+ * `informed`, `absent [num_sources]`, and by guess `tokens`, `listed` and `kinds [num_sources]`. */
+typedef struct {
+    int64_t size;
+    int32_t *words; /* NULL if there are none */
+} Answers;
+
+/* Nonzero: no memory. */
+static int add_answer(Answers *a, const GuessList *all, int64_t num_sources) {
+    const int64_t count = all->count, more = 2 + num_sources + count * (2 + num_sources);
+    int32_t *words = realloc(a->words, (a->size + more) * sizeof *words);
+    if (!words) return 1;
+    a->words = words;
+    words += a->size;
+    a->size += more;
+    *words++ = (int32_t)count, *words++ = (int32_t)all->informed;
+    memcpy(words, all->absent, num_sources * sizeof *words);
+    words += num_sources;
+    memcpy(words, all->tokens, count * sizeof *words);
+    memcpy(words + count, all->listed, count * sizeof *words);
+    words += 2 * count;
+    for (int64_t i = 0; i < count; i++, words += num_sources) memcpy(words, all->kinds[i], num_sources * sizeof *words);
+    return 0;
+}
+
+/* Returns the words after the answer. */
+static const int32_t *take_answer(const int32_t *words, GuessList *all, int64_t num_sources) {
+    const int64_t count = all->count = *words++;
+    all->informed = (uint32_t)*words++;
+    memcpy(all->absent, words, num_sources * sizeof *words);
+    words += num_sources;
+    memcpy(all->tokens, words, count * sizeof *words);
+    memcpy(all->listed, words + count, count * sizeof *words);
+    words += 2 * count;
+    for (int64_t i = 0; i < count; i++, words += num_sources) memcpy(all->kinds[i], words, num_sources * sizeof *words);
+    return words;
+}
+
+/* Asks about each of the tokens that followed a text. Nonzero: no memory. */
+static int ask(const Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted, Answers *a) {
     if (!b->learns) return 0;
-    GuessList *all = malloc(sizeof *all + (TAIL + n) * sizeof *tail);
-    if (!all) return 1;
-    int32_t *text = (int32_t *)(all + 1);
+    GuessList all;
+    int32_t text[TAIL + n];
     memcpy(text, tail, length * sizeof *tail);
     memcpy(text + length, emitted, n * sizeof *tail);
     for (int64_t i = 0; i < n; i++) {
         const int64_t known = length + i < TAIL ? length + i : TAIL;
-        find_guesses(b, text + length + i - known, known, i, all);
-        learn_outcome(b, all, emitted[i]);
+        look_up(b, text + length + i - known, known, i, &all);
+        if (add_answer(a, &all, b->num_sources)) return 1;
     }
-    free(all);
     return 0;
+}
+
+/* Learns how good the answers were, and frees them. */
+static void learn_answers(Blend *b, const int32_t *emitted, Answers *a) {
+    GuessList all;
+    for (const int32_t *words = a->words; words < a->words + a->size; emitted++) {
+        words = take_answer(words, &all, b->num_sources);
+        find_chances_of_guesses(b, &all);
+        learn_outcome(b, &all, *emitted);
+    }
+    free(a->words);
 }
 
 /* The text goes on with these tokens. */
@@ -290,28 +362,39 @@ typedef struct {
     int64_t stride;
     int32_t *ints;
     double *probs;
-    int64_t *sizes;
+    Tree *trees;
 } BlendDrafts;
 
 static void propose_one_blend(void *job, long i, int thread) {
     const BlendDrafts *d = job;
     const int64_t first = sum_before(d->budgets, i);
     (void)thread;
-    d->sizes[i] = grow_blend(d->blends[i], d->budgets[i], d->max_depth, d->min_value, d->stride, d->ints + first,
-                             d->probs + first);
+    const int64_t size = grow_blend(d->blends[i], d->budgets[i], d->max_depth, d->min_value, d->stride,
+                                    d->ints + first, d->probs + first);
+    d->trees[i] = tree_at(size, first, d->stride, d->ints, d->probs);
 }
 
 typedef struct {
+    int64_t count;
     Blend *const *blends;
     Table *const *tables;
     Outcomes outcomes;
-    int are_apart; /* the tables */
+    Answers *answers;
     _Atomic int failed;
 } BlendLessons;
 
-/* How good the hints about the emitted tokens were. */
-static int learn_chances(Blend *b, const Seen *seen) {
-    return learn_blend(b, b->end.tokens, b->end.length, seen->num_emitted, seen->emitted);
+/* What was hinted about the emitted tokens: before anything is learned. */
+static void ask_one_blend(void *job, long i, int thread) {
+    BlendLessons *lessons = job;
+    const Blend *b = lessons->blends[i];
+    const Seen seen = seen_by(&lessons->outcomes, i, lessons->tables[i]->width);
+    (void)thread;
+    if (ask(b, b->end.tokens, b->end.length, seen.num_emitted, seen.emitted, &lessons->answers[i])) lessons->failed = 1;
+}
+
+static void learn_chances(BlendLessons *lessons, int64_t i) {
+    const Seen seen = seen_by(&lessons->outcomes, i, lessons->tables[i]->width);
+    learn_answers(lessons->blends[i], seen.emitted, &lessons->answers[i]);
 }
 
 static void observe_one_blend(void *job, long i, int thread) {
@@ -322,25 +405,31 @@ static void observe_one_blend(void *job, long i, int thread) {
     const int32_t before = b->end.tokens[b->end.length > 1 ? b->end.length - 2 : 0];
     (void)thread;
     prefetch_tree(table, seen.tree, before, prefetch_slot);
-    int failed = lessons->are_apart ? 0 : learn_chances(b, &seen);
-    failed |= learn_seen(table, &seen, before);
+    int failed = learn_seen(table, &seen, before);
     for (int64_t s = 0; s < b->num_sources; s++)
         if (b->sources[s].follow) failed |= b->sources[s].follow(b->sources[s].data, &seen);
     draftwood_move_end(b, seen.num_emitted, seen.emitted);
     if (failed) lessons->failed = 1;
 }
 
+/* The chances of hints, which requests share, are learned in order, and meanwhile all else on the other threads. */
+static void observe_part(void *job, long part, int thread) {
+    BlendLessons *lessons = job;
+    if (part) observe_one_blend(job, part - 1, thread);
+    else for (int64_t i = 0; i < lessons->count; i++) learn_chances(lessons, i);
+}
+
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
-/* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest. `at_once`: no source is in Python.
- * Nonzero: no memory. */
+/* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest, and writes where it is.
+ * `at_once`: no source is in Python. Nonzero: no memory. */
 int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_t *budgets, int64_t max_depth,
-                             double min_value, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
+                             double min_value, int64_t stride, int32_t *ints, double *probs, Tree *trees,
                              int64_t at_once) {
-    BlendDrafts drafts = {blends, budgets, max_depth, min_value, stride, ints, probs, sizes};
+    BlendDrafts drafts = {blends, budgets, max_depth, min_value, stride, ints, probs, trees};
     for_requests(propose_one_blend, &drafts, n, at_once != 0);
     for (int64_t i = 0; i < n; i++)
-        if (!sizes[i]) return 1;
+        if (!trees[i].size) return 1;
     return 0;
 }
 
@@ -349,15 +438,20 @@ int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_
 int draftwood_observe_blends(int64_t n, Blend *const *blends, Table *const *tables, const Tree *trees,
                              const int64_t *lengths, const int32_t *paths, const int64_t *num_emitted,
                              const int32_t *emitted, const int64_t *rows, const int32_t *ids, const float *scores) {
+    Answers answers[n];
+    memset(answers, 0, sizeof answers);
     const Outcomes outcomes = {trees, lengths, paths, num_emitted, emitted, rows, ids, scores};
-    BlendLessons lessons = {blends, tables, outcomes, are_apart(tables, n), 0};
-    /* Requests share the chances of hints, so these are learned one after the other; where they share tables too, each
-     * request learns all before the next. */
-    for (int64_t i = 0; i < n && lessons.are_apart; i++) {
-        const Seen seen = seen_by(&outcomes, i, tables[i]->width);
-        if (learn_chances(blends[i], &seen)) lessons.failed = 1;
+    BlendLessons lessons = {n, blends, tables, outcomes, answers, 0};
+    if (are_apart(tables, n)) {
+        for_requests(ask_one_blend, &lessons, n, 1);
+        for_requests(observe_part, &lessons, n + 1, 1);
+    } else { /* each request learns all before the next */
+        for (int64_t i = 0; i < n; i++) {
+            ask_one_blend(&lessons, (long)i, 0);
+            learn_chances(&lessons, i);
+            observe_one_blend(&lessons, (long)i, 0);
+        }
     }
-    for_requests(observe_one_blend, &lessons, n, lessons.are_apart);
     return lessons.failed;
 }
 
@@ -382,7 +476,10 @@ int64_t draftwood_blend_guesses(const Blend *b, const int32_t *tail, int64_t len
 /* Learns from the tokens that followed `tail`. Nonzero: no memory. */
 int draftwood_blend_learn(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
     const int64_t known = length < TAIL ? length : TAIL;
-    return learn_blend(b, tail + length - known, known, n, emitted);
+    Answers answers = {0, NULL};
+    const int failed = ask(b, tail + length - known, known, n, emitted, &answers);
+    learn_answers(b, emitted, &answers);
+    return failed;
 }
 
 #endif

@@ -6,6 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -214,9 +215,8 @@ def propose_blends(
     blends: Sequence[CompiledBlend], budgets: Sequence[int], max_depth: int, min_value: float
 ) -> list[DraftTree]:
     """Grows the trees of many requests. ``min_value``: nothing is added if the chance of its path is lower."""
-    count, forest = len(blends), Forest(sum(budgets))
+    count, forest = len(blends), Forest(sum(budgets), len(blends))
     memory = array("q", [blend.address for blend in blends]), array("q", budgets)
-    sizes = array("q", bytes(8 * count))
     if blends[0].core.propose_blends(
         count,
         *[part.buffer_info()[0] for part in memory],
@@ -225,15 +225,11 @@ def propose_blends(
         forest.capacity,
         forest.address,
         forest.probs_address,
-        sizes.buffer_info()[0],
+        forest.places.buffer_info()[0],
         all(blend.follows for blend in blends),
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    trees, start = list[DraftTree](), 0
-    for size, budget, blend in zip(sizes, budgets, blends, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(blend.root))
-        start += budget
-    return trees
+    return DraftTree.all_in(forest, repeat(""))
 
 
 def observe_blends(

@@ -57,7 +57,7 @@ static int64_t order_found(const Found *f, int64_t size, const int32_t *wanted, 
         select_keys(keys, count, size);
         count = size;
     }
-    sort_keys(keys, keys + count, count);
+    sort_keys(keys, keys + count, count, 0);
     for (int64_t i = 0; i < count; i++) order[i] = (int32_t)keys[i];
     return count;
 }

@@ -37,7 +37,7 @@ def build_found(
 ) -> tuple[DraftTree, array[int]]:
     """The tree of the best ``size`` candidates, or of those in ``wanted`` that exist, in their order; and the
     candidates that its nodes below the root are."""
-    forest, order = Forest(size + 1), array("i", bytes(4 * size))
+    forest, order = Forest(size + 1, 1), array("i", bytes(4 * size))
     record = found_record(found)
     count = core.found_tree(
         ctypes.addressof(record),
@@ -52,4 +52,6 @@ def build_found(
     )
     if not count:
         raise MemoryError(f"a tree of {size} nodes")
-    return DraftTree.packed_in(forest, 0, count, ""), order[: count - 1]
+    forest.place_first(count)
+    (tree,) = DraftTree.all_in(forest, ("",))
+    return tree, order[: count - 1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from draftwood.tree import DraftTree
+from draftwood.tree import DraftTree, pack_places
 
 
 class OutcomesMemory(NamedTuple):
@@ -48,7 +48,7 @@ class Outcomes:
         return self._memory
 
     def _pack(self) -> OutcomesMemory:
-        places = b"".join([tree.pack().place for tree in self.trees])
+        places = pack_places(self.trees)
         packed = [
             (array("q", map(len, parts)), array("i", list(chain.from_iterable(parts))))
             for parts in (self.paths, self.emitted)

@@ -111,9 +111,11 @@ static void sort_few(uint64_t *keys, int64_t n) {
     }
 }
 
-/* Sorts digit by digit, the lowest byte first; the result is in `keys`. Digits that are the same everywhere are skipped:
- * keys of a batch differ in about five bytes. */
-static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
+enum { INDEX_DIGITS = 4 }; /* of a key, the lowest ones */
+
+/* Sorts digit by digit, the lowest byte first; the result is in `keys`. Digits that are the same everywhere are skipped,
+ * and those before `digit`, by which the keys are sorted already. */
+static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n, int digit) {
     enum { FEW = 64, DIGITS = sizeof *keys, VALUES = 256 };
     if (n <= FEW) {
         sort_few(keys, n);
@@ -121,9 +123,9 @@ static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
     }
     uint32_t places[DIGITS][VALUES] = {{0}}; /* counts of a digit's values, then where the next one belongs */
     for (int64_t i = 0; i < n; i++)
-        for (int digit = 0; digit < DIGITS; digit++) places[digit][keys[i] >> 8 * digit & (VALUES - 1)]++;
+        for (int own = digit; own < DIGITS; own++) places[own][keys[i] >> 8 * own & (VALUES - 1)]++;
     uint64_t *from = keys, *to = spare;
-    for (int digit = 0; digit < DIGITS; digit++) {
+    for (; digit < DIGITS; digit++) {
         uint32_t *place = places[digit], start = 0;
         if (place[keys[0] >> 8 * digit & (VALUES - 1)] == n) continue;
         for (int value = 0; value < VALUES; value++) {
@@ -215,13 +217,13 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
  * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What nodes
  * teach counts like tokens, but is not expected. The forest `ints [4][stride], probs [stride]` receives the trees side
- * by side; `sizes` their sizes, `expected` their tokens. Of the values that the drafter gives to paths, `least [n]`
+ * by side; `cut` where they are, `expected` their tokens. Of the values that the drafter gives to paths, `least [n]`
  * receives the lowest of a kept guess, 1 if none is, and `most [n]` the highest of one that might have been kept, 0 if
  * all are. Returns 0 if out of memory. */
 int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experiences, const int64_t *rooms,
                   const int64_t *max_depths, const double *lessons, const Rules *rules, double tokens,
                   const double *seconds, double fixed, double per_node, int64_t stride, int32_t *ints, double *probs,
-                  int64_t *sizes, double *expected, double *least, double *most) {
+                  Tree *cut, double *expected, double *least, double *most) {
     const Offers offers = {trees, experiences, rooms, max_depths, lessons};
     int64_t total = 0, num_keys = 0;
     for (int64_t i = 0; i < n; i++) total += trees[i].size;
@@ -246,7 +248,7 @@ int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experie
         }
         tokens += 1.0;
     }
-    sort_keys(keys, keys + total, num_keys);
+    sort_keys(keys, keys + total, num_keys, INDEX_DIGITS);
     double best_rate = tokens / (seconds[n - 1] + fixed);
     int64_t best = 0;
     for (int64_t i = 1; i <= num_keys; i++) {
@@ -257,8 +259,9 @@ int draftwood_cut(int64_t n, const Tree *trees, const Experience *const *experie
     for (int64_t i = 0; i < best; i++) kept[(uint32_t)keys[i]] = 1;
     for (int64_t i = 0, first = 0, start = 0; i < n; first += trees[i++].size) {
         const Tree *t = &trees[i];
-        sizes[i] = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
-        start += sizes[i];
+        const int64_t size = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
+        cut[i] = tree_at(size, start, stride, ints, probs);
+        start += size;
         expected[i] = 1.0;
         for (int64_t node = 1; node < t->size; node++)
             if (kept[first + node]) expected[i] += chances[first + node] / rules->hope;

@@ -72,7 +72,7 @@ static int64_t propose_spine(const SpineRequest *q, int64_t budget, int64_t stri
             probs[i] = trust[i - 1];
         }
         size = length + 1;
-        *route = ROUTE_BYPASS;
+        *route = size == 1 ? ROUTE_PLAIN : ROUTE_BYPASS;
     } else {
         const double ratio = q->spine_rate < r->low_rate ? r->low_ratio
                              : q->spine_rate < r->high_rate ? r->middle_ratio : r->high_ratio;
@@ -97,27 +97,29 @@ typedef struct {
     int64_t stride;
     int32_t *ints;
     double *probs;
-    int64_t *sizes, *routes;
+    Tree *trees;
+    int64_t *routes;
 } SpineDrafts;
 
 static void propose_one_spine(void *job, long i, int thread) {
     const SpineDrafts *d = job;
     const int64_t first = sum_before(d->budgets, i);
     (void)thread;
-    d->sizes[i] =
+    const int64_t size =
         propose_spine(d->requests[i], d->budgets[i], d->stride, d->ints + first, d->probs + first, &d->routes[i]);
+    d->trees[i] = tree_at(size, first, d->stride, d->ints, d->probs);
 }
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
 /* Proposes a tree of at most `budgets[i]` nodes for each request, at node `budgets[0] + ... + budgets[i - 1]` of a
- * forest. Returns nonzero if out of memory. */
+ * forest, and writes where it is. Returns nonzero if out of memory. */
 int draftwood_propose_spines(int64_t n, const SpineRequest *const *requests, const int64_t *budgets, int64_t stride,
-                             int32_t *ints, double *probs, int64_t *sizes, int64_t *routes) {
-    SpineDrafts drafts = {requests, budgets, stride, ints, probs, sizes, routes};
+                             int32_t *ints, double *probs, Tree *trees, int64_t *routes) {
+    SpineDrafts drafts = {requests, budgets, stride, ints, probs, trees, routes};
     for_requests(propose_one_spine, &drafts, n, 1);
     for (int64_t i = 0; i < n; i++)
-        if (!sizes[i]) return 1;
+        if (!trees[i].size) return 1;
     return 0;
 }
 

@@ -9,7 +9,7 @@ from draftwood.compiled.context import CompiledContext
 from draftwood.compiled.core import address_of
 from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
-from draftwood.tree import BYPASS, DraftTree, Forest
+from draftwood.tree import BYPASS, DraftTree, Forest, pack_places
 
 BYPASSES, VOTES = ("copied", "matched", "agreed", "never", "auto"), ("off", "sizes", "places")  # as in spines.h
 ROUTES = ("", "branch", "spine", BYPASS)
@@ -49,6 +49,11 @@ class CompiledSpines:
         )
         self.address = ctypes.addressof(self._record)
 
+    @property
+    def end(self) -> tuple[int, int]:
+        """The last tokens of the text: the one before the root, and the root."""
+        return self._record.previous, self._record.root
+
     def start(self, previous: int, root: int) -> None:
         """The text ends with these tokens."""
         self._record.previous, self._record.root = previous, root
@@ -57,18 +62,18 @@ class CompiledSpines:
         """Learns from a verified tree all but the rows of its nodes and the text."""
         nodes, tokens = array("i", path), array("i", emitted)
         own, text = (len(nodes), nodes.buffer_info()[0]), (len(tokens), tokens.buffer_info()[0])
-        self.core.follow_spine(self.address, tree.pack().place, *own, *text)
+        self.core.follow_spine(self.address, pack_places([tree]), *own, *text)
 
     @property
     def spine_rate(self) -> float:
         return float(self._record.spine_rate)
 
 
-def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -> list[DraftTree | None]:
-    """The tree of each request; None: only its root."""
-    count, forest = len(requests), Forest(sum(budgets))
+def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -> list[DraftTree]:
+    """The tree of each request."""
+    count, forest = len(requests), Forest(sum(budgets), len(requests))
     addresses, limits = array("q", [request.address for request in requests]), array("q", budgets)
-    sizes, routes = array("q", bytes(8 * count)), array("q", bytes(8 * count))
+    routes = array("q", bytes(8 * count))
     if requests[0].core.propose_spines(
         count,
         addresses.buffer_info()[0],
@@ -76,15 +81,11 @@ def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -
         forest.capacity,
         forest.address,
         forest.probs_address,
-        sizes.buffer_info()[0],
+        forest.places.buffer_info()[0],
         routes.buffer_info()[0],
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    trees, start = list[DraftTree | None](), 0
-    for size, route, budget in zip(sizes, routes, budgets, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, ROUTES[route]) if size > 1 else None)
-        start += budget
-    return trees
+    return DraftTree.all_in(forest, [ROUTES[route] for route in routes])
 
 
 def observe_spines(

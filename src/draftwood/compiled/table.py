@@ -183,7 +183,7 @@ def reserve_rows(tables: Sequence[CompiledTable], ids: IdRows, scores: ScoreRows
     """Makes room for the rows of verified trees in each table, which may be the same one, and returns their
     addresses."""
     shape = ids.shape
-    if scores.shape != shape or any(table.width != shape[1] for table in tables):
+    if scores.shape != shape or {table.width for table in tables} != {shape[1]}:
         raise ValueError(f"rows {shape} and {scores.shape}")
     addresses, find_full, full = array("q", [table.address for table in tables]), tables[0].core.find_full, -1
     start = addresses.buffer_info()[0]

@@ -14,6 +14,10 @@ typedef struct {
     const double *probs;
 } Tree;
 
+static inline Tree tree_at(int64_t size, int64_t first, int64_t stride, const int32_t *ints, const double *probs) {
+    return (Tree){size, ints + first, stride, probs + first};
+}
+
 static inline const int32_t *parents_of(const Tree *t) { return t->tokens + t->stride; }
 static inline const int32_t *depths_of(const Tree *t) { return t->tokens + 2 * t->stride; }
 static inline const int32_t *sources_of(const Tree *t) { return t->tokens + 3 * t->stride; }

@@ -12,7 +12,17 @@ from draftwood.compiled import TAIL, Harvest, HintSource, Learned, Outcomes, obs
 from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
 from draftwood.drafters.blend_options import AUTO, HEAD, MODEL, BlendOptions
 from draftwood.drafters.transition import TransitionDrafter
-from draftwood.growth import NO_PRIORS, Blend, BlendLimits, DraftRecords, Outcome, Priors, load_priors, new_learned
+from draftwood.growth import (
+    NO_PRIORS,
+    Anchor,
+    Blend,
+    BlendLimits,
+    DraftRecords,
+    Outcome,
+    Priors,
+    load_priors,
+    new_learned,
+)
 from draftwood.sources import (
     Datastore,
     DatastoreHints,
@@ -260,8 +270,6 @@ class BlendDrafter(TransitionDrafter):
             best.ids,
             best.probs(),
         )
-        for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
-            drafter._advance(emitted)
         if len(drafters) == 1:
             drafters[0]._time_cycle()
 
@@ -285,6 +293,14 @@ class BlendDrafter(TransitionDrafter):
         for source in self.sources:
             source.extend(tokens)
         self._move_end(tokens)
+
+    @property
+    def anchor(self) -> Anchor:
+        end = self._text_end
+        return Anchor(end[max(len(end) - 2, 0)], end[-1])
+
+    def _advance(self, emitted: Sequence[int]) -> None:
+        """``_read`` does it."""
 
     @property
     def _text_end(self) -> list[int]:

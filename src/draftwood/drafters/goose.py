@@ -9,7 +9,7 @@ from draftwood.compiled import MAX_SPINE, VOTES, CompiledSpines, SpineRules, obs
 from draftwood.drafters.base import DraftRequest, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int, check_ngrams, check_order
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth import BRANCH, SPINE, SpineBudget, grow_spine_tree
+from draftwood.growth import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.sources import CompiledContextMatch, ContextMatch, Match, SuffixAutomaton, new_context
 from draftwood.tree import BYPASS, SOURCE_NUMBERS, DraftTree
 
@@ -92,7 +92,7 @@ class GooseDrafter(TransitionDrafter):
         self._spines = self._compile()
         self.learns_in_batch = self._spines is not None and self.options.harvest == "all"
         if self._spines is not None:
-            self._spines.start(*self.anchor)
+            self._spines.start(*super().anchor)
 
     @classmethod
     def propose_batch(cls, drafters: Sequence["GooseDrafter"], budgets: Sequence[int]) -> list[DraftTree]:
@@ -100,11 +100,7 @@ class GooseDrafter(TransitionDrafter):
         compiled = [each for each in spines if each is not None]
         if len(compiled) < len(spines):
             return [drafter._propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
-        trees = propose_spines(compiled, budgets)
-        return [
-            DraftTree.root_only(drafter._tail[-1]) if tree is None else tree
-            for drafter, tree in zip(drafters, trees, strict=True)
-        ]
+        return propose_spines(compiled, budgets)
 
     @classmethod
     def observe_batch(cls, drafters: Sequence["GooseDrafter"], verified: VerifiedBatch) -> None:
@@ -113,8 +109,6 @@ class GooseDrafter(TransitionDrafter):
         best = top.first(drafters[0].options.top_k)
         spines = [drafter._spines for drafter in drafters if drafter._spines is not None]
         observe_spines(spines, outcomes, first_rows, best.ids, best.probs())
-        for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
-            drafter._advance(emitted)
 
     def propose(self, budget: int) -> DraftTree:
         return self.propose_batch([self], [budget])[0]
@@ -156,7 +150,15 @@ class GooseDrafter(TransitionDrafter):
         self._context.extend(token_ids)
         super().skip(token_ids)
         if self._spines is not None:
-            self._spines.start(*self.anchor)
+            self._spines.start(*[*self.anchor, *token_ids][-2:])
+
+    @property
+    def anchor(self) -> Anchor:
+        return super().anchor if self._spines is None else Anchor(*self._spines.end)
+
+    def _advance(self, emitted: Sequence[int]) -> None:
+        if self._spines is None:  # else C follows the text
+            super()._advance(emitted)
 
     @property
     def spine_rate(self) -> float:

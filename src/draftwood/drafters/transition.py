@@ -67,10 +67,10 @@ class TransitionDrafter(Drafter):
         rows = _with_probs(verified.best(self.options.top_k, None if harvests_all else path))
         if harvests_all:
             # The accepted path is written last: if two nodes have the same context, its row wins.
-            self.memory.learn_tree(self._tail[0], tree.tokens, tree.parents, path, *rows)
+            self.memory.learn_tree(self.anchor.previous, tree.tokens, tree.parents, path, *rows)
         else:
             tokens = [tree.tokens[node] for node in path]
-            self.memory.learn([self._tail[0], *tokens[:-1]], tokens, *rows)
+            self.memory.learn([self.anchor.previous, *tokens[:-1]], tokens, *rows)
         self._advance(verified.emitted)
         return rows if harvests_all else None
 

@@ -16,7 +16,7 @@ from draftwood.sampling import UNUSABLE
 from draftwood.sizing import note_outcomes
 from draftwood.structured import StructureMatcher
 from draftwood.targets import Target, top_rows
-from draftwood.tree import DraftTree
+from draftwood.tree import DraftTree, pack_places
 from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled
 
 BONUS_ONLY = (BONUS_SOURCE,)
@@ -133,7 +133,8 @@ def commit(target: Target, accepted: Sequence[Accepted]) -> None:
     """Commits all tokens but the last: the roots and the accepted nodes before it."""
     for each in accepted:
         try:
-            target.keep(each.session.sequence, each.path[: len(each.token_ids)])
+            path, size = each.path, len(each.token_ids)
+            target.keep(each.session.sequence, path if len(path) == size else path[:size])
         except Exception as error:  # noqa: BLE001 - only this request ends
             each.session.fail(error)
 
@@ -220,7 +221,7 @@ def _mask(logits: torch.Tensor, matcher: StructureMatcher) -> torch.Tensor:
 def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Accepted]:
     """Acceptance of many trees at once, by the target's choices or by the tokens that were drawn."""
     sessions, first_rows = answer.sessions, array("q", [answer.first_rows[index] for index in indices])
-    places = b"".join([sessions[index].tree.pack().place for index in indices])
+    places = pack_places([sessions[index].tree for index in indices])
     choices = answer.with_drawn(indices)
     paths, emitted = array("i", bytes(4 * len(choices))), array("i", bytes(4 * len(choices)))
     lengths = array("q", bytes(8 * len(indices)))
@@ -228,11 +229,12 @@ def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Acc
     core.accept(len(indices), places, memory[0], address_of(choices), *memory[1:])
     total = sum(lengths)
     nodes, tokens, results, start = paths[:total].tolist(), emitted[:total].tolist(), list[Accepted](), 0
+    drawn = answer.drawn
     for index, length in zip(indices, lengths, strict=True):
-        end = start + length
-        if answer.drawn[index] is not None:
-            sessions[index].randomness.skip(length)
-        results.append(_cut(index, sessions[index], tuple(nodes[start:end]), tokens[start:end]))
+        session, end = sessions[index], start + length
+        if drawn[index] is not None:
+            session.randomness.skip(length)
+        results.append(_cut(index, session, tuple(nodes[start:end]), tokens[start:end]))
         start = end
     if total == sum([len(each.token_ids) for each in results]):
         answer.judged = Judged(indices, OutcomesMemory(places, lengths, paths, lengths, emitted))
@@ -241,11 +243,12 @@ def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Acc
 
 def _cut(index: int, session: Session, path: tuple[int, ...], token_ids: list[int]) -> Accepted:
     """Appends the tokens to the output, up to a stop condition."""
-    matcher = session.matcher
-    if matcher is not None:
-        token_ids = token_ids[: matcher.take_output(token_ids)]
-    writer = session.writer
-    emitted = writer.write(token_ids, is_complete=matcher is not None and matcher.is_complete)
+    matcher, writer = session.matcher, session.writer
+    if matcher is None:
+        emitted = writer.write(token_ids)
+    else:
+        kept = token_ids[: matcher.take_output(token_ids)]
+        emitted = writer.write(kept, is_complete=matcher.is_complete)
     session.tokens += emitted
     session.finish_reason = writer.finish_reason
     if not session.takes_choices:

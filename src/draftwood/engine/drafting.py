@@ -35,14 +35,14 @@ def draft(
             continue
         drafting.append(session)
         if session.has_left or (
-            drafter.can_rest and (not session.drafts or (sizer is not None and (sizer.is_pausing or is_out)))
+            session.can_rest and (not session.drafts or (sizer is not None and (is_out or sizer.is_pausing)))
         ):
             session.rest()
             continue
         if (session.is_resting or session.num_skipped or not session.has_begun) and not session.wake():
             continue
         session.num_wanted = 1 if waits else _count_wanted(session)
-        if sizer is not None and drafter.is_calibrated:
+        if session.is_calibrated and sizer is not None:
             drafter.min_chance = sizer.min_chance
         if session.draft_group is None:
             _draft_one(session)
@@ -77,7 +77,7 @@ def draft_ahead(launched: Pass) -> None:
 def _count_wanted(session: Session, *, pauses: bool = True) -> int:
     """How many nodes the drafter may propose. Before the last token guesses are of no use."""
     budget, sizer = session.budget, session.sizer
-    if budget == 1 or session.num_left <= 1:
+    if budget == 1 or session.max_length - len(session.tokens) <= 1:
         return 1
     if sizer is None:
         return budget

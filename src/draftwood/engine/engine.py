@@ -247,10 +247,10 @@ class Engine:
         out = [] if way.drafts else [each for each in run.sessions if each.may_rest and not each.is_resting]
         waiting = sum([session.draft_seconds + session.learn_seconds for session in out])
         in_halves = 0.0  # only of interest where it decides whether to try turns
-        if batch.may_turn and not (way.turns or finished.num_read):
+        if batch.may_turn and not (way.turns or finished.spent.num_read):
             halves = HALVES if self._costs is None else self._costs.compare_halves(positions)
             in_halves = halves * run.times.elapsed
-        measured = Measured(tokens, finished.num_read, in_halves, positions > len(run.sessions), waiting)
+        measured = Measured(tokens, finished.spent.num_read, in_halves, positions > len(run.sessions), waiting)
         self._ways.note(batch, way, measured, counts=counts)
         return finished
 

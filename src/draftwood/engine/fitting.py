@@ -86,12 +86,12 @@ def _cut_drawn(sessions: Sequence[Session], all_drafted: Sequence[Session], num_
 
 
 def _drafts_of(sessions: Sequence[Session]) -> Drafts:
-    drafters = [session.drafter for session in sessions]
+    lengths = [len(session.tokens) for session in sessions]
     offers = Offers(
         [session.offered for session in sessions],
-        [session.room for session in sessions],
-        [session.num_left - 1 for session in sessions],
-        [drafter.lesson for drafter in drafters],
+        [session.capacity - length + 1 for session, length in zip(sessions, lengths, strict=True)],
+        [session.max_length - length - 1 for session, length in zip(sessions, lengths, strict=True)],
+        [session.drafter.lesson for session in sessions],
     )
     return Drafts(
         [session.sizer for session in sessions if session.sizer is not None],

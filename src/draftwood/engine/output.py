@@ -13,6 +13,11 @@ class OutputWriter:
     Text is decoded at once only where a stop string may end the output; otherwise ``decode`` may be called later.
     """
 
+    __slots__ = (
+        "_decoder", "_hides_last", "_num_output", "_stop_strings", "_stop_tokens", "_texts", "_with_text",
+        "finish_reason",
+    )  # fmt: skip
+
     def __init__(
         self,
         params: SamplingParams,
@@ -34,7 +39,9 @@ class OutputWriter:
     def write(self, candidates: list[int], *, is_complete: bool = False) -> list[int]:
         """The candidates up to a stop condition: the next block of output. ``is_complete``: the output ends with the
         last candidate, which is a part of it."""
-        count, reason = self._stop_tokens.first(candidates, self._num_output)
+        stops, count, reason = self._stop_tokens, len(candidates), None
+        if self._num_output + count >= stops.max_tokens or not stops.ends.isdisjoint(candidates):
+            count, reason = stops.first(candidates, self._num_output)
         block = candidates if count == len(candidates) else candidates[:count]
         if reason is not None or is_complete:
             self._hides_last = reason == "stop"

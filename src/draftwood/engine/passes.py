@@ -14,7 +14,7 @@ from draftwood.compiled import OutcomesMemory
 from draftwood.engine.draws import plan_draw, take_drawn
 from draftwood.engine.fitting import Fitted
 from draftwood.engine.session import Session
-from draftwood.engine.timing import Times, charge_rows
+from draftwood.engine.timing import Spent, Times, charge_rows
 from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
 
 
@@ -26,7 +26,11 @@ class Pass(NamedTuple):
     flight: PendingPass
     fitted: Fitted  # its trees
     taps: Sequence[int]  # layers whose hidden states come with it
-    times: Times
+    spent: Spent
+
+    @property
+    def times(self) -> Times:
+        return self.spent.times
 
 
 class Judged(NamedTuple):
@@ -108,7 +112,7 @@ def segment_of(session: Session, num_sessions: int) -> Segment:
     if not session.is_prefilling:
         token_ids, parents = session.tree.links()
         draw = plan_draw(session) if session.draws_ahead else None
-        return Segment(session.sequence, token_ids, parents, len(token_ids), 0, draw)
+        return Segment(session.sequence, token_ids, parents, session.tree.size, 0, draw)
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
@@ -128,13 +132,21 @@ def _pays_to_learn(session: Session, num_sessions: int) -> bool:
 def launch(target: Target, sessions: Sequence[Session], fitted: Fitted, lane: int) -> Pass:
     segments = [segment_of(session, len(sessions)) for session in sessions]
     drafters = [session.drafter for session in sessions if not session.is_resting]
-    target.set_top(max([drafter.wants_top for drafter in drafters], default=0))
-    taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
+    wanted = {(drafter.wants_top, drafter.wants_taps) for drafter in drafters}
+    target.set_top(max([top for top, _ in wanted], default=0))
+    taps = sorted(set().union(*[taps for _, taps in wanted]))
     target.set_taps(taps)
     started = time.perf_counter()
     flight = target.launch(segments, lane)
     times = Times(launched=started, passing=time.perf_counter() - started)
-    return Pass(sessions, segments, flight, fitted, taps, times)
+    spent = Spent(  # listed while the target works
+        sessions,
+        [len(segment.token_ids) for segment in segments],
+        [session.is_prefilling for session in sessions],
+        [session.draft_seconds for session in sessions],
+        times,
+    )
+    return Pass(sessions, segments, flight, fitted, taps, spent)
 
 
 def collect(launched: Pass) -> Answer:
@@ -142,7 +154,7 @@ def collect(launched: Pass) -> Answer:
     launched.fitted.note()  # while the target works
     started = time.perf_counter()
     output = launched.flight.wait()
-    choices = np.array(output.greedy_ids.numpy(force=True))  # the one place where the host waits for the device
+    choices = np.array(output.greedy_ids.cpu().numpy())  # the one place where the host waits for the device
     now, times = time.perf_counter(), launched.times
     times.passing += now - started
     times.elapsed = now - times.launched

@@ -4,7 +4,6 @@ Invariant: the target has committed every token of ``tokens`` but the last one, 
 """
 
 import time
-from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +26,15 @@ DRAFTER_STREAM = 1  # separates a drafter's random numbers from those of verific
 class Session:
     """``with session:`` isolates errors: an exception ends this session only, and is kept in ``error``."""
 
+    __slots__ = (  # a cycle reads dozens of them for each request: without a dict that takes half as long
+        "_prompt_array", "admitted", "budget", "can_rest", "capacity", "draft_group", "draft_seconds", "drafter",
+        "drafts", "draws", "draws_ahead", "error", "events_read_logits", "finish_reason", "has_begun", "has_left",
+        "is_calibrated", "is_prefilling", "is_resting", "learn_seconds", "learns_prompt", "matcher", "max_length",
+        "max_tokens", "may_draw_ahead", "may_rest", "num_committed", "num_prompt", "num_read", "num_skipped",
+        "num_wanted", "offered", "params", "randomness", "reads_logits", "reads_rows", "sample", "sequence", "sizer",
+        "stats", "takes_choices", "tokens", "tree", "vocab_size", "warper", "writer",
+    )  # fmt: skip
+
     def __init__(
         self, sample: Sample, drafter: Drafter, codec: TextCodec, info: TargetInfo, sizer: Sizer | None = None
     ) -> None:
@@ -45,6 +53,7 @@ class Session:
         self.capacity = 0  # positions of its sequence, the tree included
         self.budget, self.max_tokens = sample.budget, sample.max_tokens
         self.tokens = list(request.prompt_ids)
+        self._prompt_array: npt.NDArray[np.int32] | None = None
         self.num_prompt = len(request.prompt_ids)
         self.max_length = self.num_prompt + sample.max_tokens  # tokens, with all that may be emitted
         self.num_read = self.num_prompt  # tokens that prefill has to commit, all but the last: the prompt at first
@@ -75,7 +84,8 @@ class Session:
         # Whether its drafts decide, with a seed, which text comes out. Then they must not depend on measured times.
         self.draws = drafter.draws_for(self.params, is_timed=sizer is not None)
         # Whether its drafts may be left out because of measured times.
-        can_pause = drafter.can_rest or drafter.can_leave
+        self.can_rest, self.is_calibrated = drafter.can_rest, drafter.is_calibrated  # of its class
+        can_pause = self.can_rest or drafter.can_leave
         self.may_rest = self.drafts and sizer is not None and can_pause and not self.draws
         # Whether the caller needs more than tokens.
         wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles
@@ -168,9 +178,11 @@ class Session:
     def output_ids(self) -> list[int]:
         return self.tokens[self.num_prompt :]
 
-    @cached_property
+    @property
     def prompt_array(self) -> npt.NDArray[np.int32]:
-        return np.asarray(self.sample.request.prompt_ids, np.int32)
+        if self._prompt_array is None:
+            self._prompt_array = np.asarray(self.sample.request.prompt_ids, np.int32)
+        return self._prompt_array
 
     @property
     def token_array(self) -> npt.NDArray[np.int32]:

@@ -31,7 +31,6 @@ class Finished(NamedTuple):
     answer: Answer
     at: float  # when it was finished, by the clock of ``time.perf_counter``
     spent: Spent  # on which sessions, not charged to them yet
-    num_read: int  # tokens of prompts that it read
 
 
 def begin(
@@ -67,21 +66,17 @@ def begin(
 
 def finish(target: Target, launched: Pass) -> Finished:
     """The second half: accept, learn and commit. The next cycle may begin then."""
-    sessions, times = launched.sessions, launched.times
-    reading = [session.is_prefilling for session in sessions]
+    spent = launched.spent
     answer = collect(launched)
     started = time.perf_counter()
     accepted = accept_trees(answer)
     drafted = learn(accepted, answer)
     commit(target, accepted)
-    if any(reading):
+    if spent.num_read:
         read_prompts(target, answer)
     now = time.perf_counter()
-    times.accepting = now - started
-    sizes = [len(segment.token_ids) for segment in launched.segments]
-    spent = Spent(sessions, sizes, reading, [session.draft_seconds for session in sessions], times)
-    num_read = sum([size for size, reads in zip(sizes, reading, strict=True) if reads])
-    return Finished(accepted, drafted, answer, now, spent, num_read)
+    spent.times.accepting = now - started
+    return Finished(accepted, drafted, answer, now, spent)
 
 
 def write_out(finished: Finished) -> list[TokenEvent]:

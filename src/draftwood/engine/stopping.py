@@ -58,17 +58,17 @@ class StopStrings:
 class StopTokens:
     """End-of-text tokens of the model, stop tokens of the request, and the length limit."""
 
+    __slots__ = ("ends", "max_tokens")
+
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], max_tokens: int) -> None:
-        self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
-        self._max_tokens = max_tokens
+        self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        self.max_tokens = max_tokens
 
     def first(self, token_ids: Sequence[int], num_before: int) -> tuple[int, str | None]:
         """How many of these tokens are output, after ``num_before`` others, and why it ends there; None: it goes on."""
-        count, room = len(token_ids), self._max_tokens - num_before
-        if count < room and self._ends.isdisjoint(token_ids):
-            return count, None
+        count, room = len(token_ids), self.max_tokens - num_before
         for place, token_id in enumerate(token_ids, start=1):
-            if token_id in self._ends:
+            if token_id in self.ends:
                 return place, "stop"
             if place >= room:
                 return place, "length"

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwood.compiled import Core, load_core
 from draftwood.engine.calibration import NUM_BINS, Calibration, Floats
-from draftwood.tree import SOURCE_NUMBERS, DraftTree
+from draftwood.tree import SOURCE_NUMBERS, DraftTree, pack_places
 
 MAX_NOTED = 64  # trees that wait to be counted
 
@@ -112,7 +112,7 @@ class TreeCounts:
     def _count_in_c(self, core: Core, noted: Sequence[_Noted]) -> dict[str, Floats]:
         """Tried nodes by source, as ``Calibration`` has them."""
         paths, lengths, reached = array("i"), array("q"), array("q")
-        places = b"".join([tree.pack().place for tree, *_ in noted])
+        places = pack_places([tree for tree, *_ in noted])
         for _, accepted, _, num_emitted in noted:
             paths.extend(accepted)
             lengths.append(len(accepted))

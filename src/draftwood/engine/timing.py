@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 from draftwood.engine.session import Session
@@ -26,6 +27,11 @@ class Spent(NamedTuple):
     reading: Sequence[bool]  # whether they were a part of the prompt
     drafting: Sequence[float]  # seconds
     times: Times
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of prompts."""
+        return sum(compress(self.sizes, self.reading))
 
 
 def charge(spent: Spent) -> None:

@@ -154,7 +154,7 @@ class PythonBlend:
     def _guesses(self, tail: Sequence[int], depth: int) -> list[_Guess]:
         """What may follow a text, in the order of the sources."""
         listed: dict[int, dict[int, int]] = {}  # token -> source -> kind
-        absent, informed, is_sure = [NONE] * len(self._sources), 0, False
+        absent, informed, logits = [NONE] * len(self._sources), 0, self._learned.logits
         for number, source in enumerate(self._sources):
             found = source.look(tail, depth)
             if found is None or not found.tokens:
@@ -163,7 +163,7 @@ class PythonBlend:
             absent[number] = found.absent
             for token, kind in zip(found.tokens, found.kinds, strict=True):
                 listed.setdefault(token, {})[number] = kind
-                is_sure |= float(self._learned.logits[number][kind]) >= SURE
+        is_sure = any(logits[number][kind] >= SURE for own in listed.values() for number, kind in own.items())
         guesses = []
         for token, own in listed.items():
             kinds = [own.get(number, kind) for number, kind in enumerate(absent)]
@@ -173,7 +173,7 @@ class PythonBlend:
             # What silence says comes first: it is the same for all guesses of the same sources.
             for number in sorted(range(len(kinds)), key=lambda number: number in own):
                 if kinds[number] != NONE:
-                    odds += weights[number] * float(self._learned.logits[number][kinds[number]])
+                    odds += weights[number] * float(logits[number][kinds[number]])
             guesses.append(_Guess(1.0 / (1.0 + exp(-odds)), token, bits, kinds, place))
         total = 0.0
         for guess in guesses:

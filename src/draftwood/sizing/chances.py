@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Protocol
 
 from draftwood.compiled import Core, ExperienceRecord, RulesRecord, load_core
-from draftwood.tree import SOURCE_NUMBERS, DraftTree
+from draftwood.tree import SOURCE_NUMBERS, DraftTree, pack_places
 
 Kind = tuple[str, int, int, bool]
 
@@ -160,6 +160,8 @@ def _estimate(prob: float, left: float) -> float:
 
 
 class CompiledGuesses:
+    __slots__ = ("_address", "_drafter", "_num_sources", "_record", "_request", "core")
+
     def __init__(self, core: Core, request: AcceptanceRecord, drafter: AcceptanceRecord) -> None:
         self.core = core
         self._request, self._drafter = request, drafter
@@ -170,7 +172,7 @@ class CompiledGuesses:
         self._num_sources = 0  # that the counts have room for
 
     def chances(self, tree: DraftTree) -> list[float]:
-        chances, place = array("d", bytes(24 * len(tree))), tree.pack().place  # first, since it may add a source
+        chances, place = array("d", bytes(24 * len(tree))), pack_places([tree])  # first, since it may add a source
         self.core.chances(self.address(), place, chances.buffer_info()[0])
         return chances[1 : len(tree)].tolist()
 
@@ -190,7 +192,7 @@ def note_all(
     core: Core, guesses: Sequence[CompiledGuesses], offered: Sequence[DraftTree], emitted: Sequence[Sequence[int]]
 ) -> None:
     """As ``note`` of each request."""
-    places = b"".join([tree.pack().place for tree in offered])  # first, since a new source moves the records
+    places = pack_places(offered)  # first, since a new source moves the records
     records, lengths = array("q", [each.address() for each in guesses]), array("q", map(len, emitted))
     tokens = array("i", list(chain.from_iterable(emitted)))
     core.note(len(guesses), records.buffer_info()[0], places, lengths.buffer_info()[0], tokens.buffer_info()[0])

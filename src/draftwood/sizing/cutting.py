@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood.sizing.chances import DISCOUNT, FADE, RULES_ADDRESS, CompiledGuesses, Guesses
-from draftwood.tree import DraftTree, Forest
+from draftwood.tree import DraftTree, Forest, pack_places
 
 
 class Offers(NamedTuple):
@@ -66,11 +66,11 @@ def best_size(chances: Sequence[float], costs: PassCosts) -> tuple[int, float]:
 
 def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Offers, costs: PassCosts) -> Cut:
     trees, count = offers.trees, len(compiled)
-    places = b"".join([tree.pack().place for tree in trees])  # first, since a new source moves the records
+    places = pack_places(trees)  # first, since a new source moves the records
     records = array("q", [each.address() for each in compiled])
     limits = array("q", offers.rooms), array("q", offers.max_depths), array("d", offers.lessons)
-    forest = Forest(sum([tree.size for tree in trees]))
-    sizes, expected = array("q", bytes(8 * count)), array("d", bytes(24 * count))
+    forest = Forest(sum([tree.size for tree in trees]), count)
+    expected = array("d", bytes(24 * count))
     done = compiled[0].core.cut(
         count,
         places,
@@ -84,15 +84,13 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Offers, costs: PassCo
         forest.capacity,
         forest.address,
         forest.probs_address,
-        sizes.buffer_info()[0],
+        forest.places.buffer_info()[0],
         *[expected.buffer_info()[0] + 8 * part * count for part in range(3)],
     )
     if not done:
         raise MemoryError(f"trees of {forest.capacity} nodes")
-    kept, start = list[DraftTree](), 0
-    for tree, size in zip(trees, sizes, strict=True):
-        kept.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
-        start += size
+    parts = DraftTree.all_in(forest, [tree.route for tree in trees])
+    kept = [tree if tree.size == part.size else part for tree, part in zip(trees, parts, strict=True)]
     found = expected.tolist()
     return Cut(kept, found[:count], found[count : 2 * count], found[2 * count :])
 

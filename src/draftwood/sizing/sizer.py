@@ -87,6 +87,11 @@ class Experience:
 class Sizer:
     """Cuts the trees of one request to the size that pays best."""
 
+    __slots__ = (
+        "_cost", "_costs", "_drafter", "_guesses", "_has_drafted", "_largest", "_record", "_wanted", "_watch",
+        "expected",
+    )  # fmt: skip
+
     def __init__(self, costs: LiveCosts, drafter: Experience) -> None:
         self._costs = costs
         self._largest = costs.largest
@@ -202,13 +207,18 @@ class Sizer:
 
 
 class CutDrafts(NamedTuple):
-    """What was cut: one entry per request in every column."""
+    """What was cut, and what that followed from."""
 
-    sizers: Sequence[Sizer]
-    offered: Sequence[DraftTree]
+    drafts: Drafts
     cut: Cut
-    costs: Sequence[float]  # of guesses, in tokens of plain decoding
-    near: int  # nodes that a hardly longer cycle has room for, per request
+    load: Load
+    seconds: array[float]  # of passes over 1, 2, ... positions
+    per_request: float  # seconds outside the pass
+    per_node: float  # likewise
+
+    @property
+    def sizers(self) -> Sequence[Sizer]:
+        return self.drafts.sizers
 
     @property
     def trees(self) -> list[DraftTree]:
@@ -216,15 +226,34 @@ class CutDrafts(NamedTuple):
 
     def note(self) -> None:
         """Shows the sizers what was cut, before they see what came of it and before the next drafts."""
-        trees, expected, least, most = self.cut
-        drafters = [sizer._drafter for sizer in self.sizers]
+        sizers, (trees, expected, least, most) = self.sizers, self.cut
+        _note_drafts(self.drafts)
+        drafters = [sizer._drafter for sizer in sizers]
         for drafter in set(drafters):
             own = [index for index, other in enumerate(drafters) if other is drafter]
             drafter.note_edge(min([least[index] for index in own]), max([most[index] for index in own]))
-        near = self.near
-        for sizer, tree, kept, tokens, cost in zip(self.sizers, self.offered, trees, expected, self.costs, strict=True):
+        costs, near = self._bill(drafters)
+        offered = self.drafts.offers.trees
+        for sizer, tree, kept, tokens, cost in zip(sizers, offered, trees, expected, costs, strict=True):
             sizer.expected, sizer._cost = tokens, cost
             sizer._want(tree.size, kept.size, near)
+
+    def _bill(self, drafters: Sequence[Experience]) -> tuple[list[float], int]:
+        """What the guesses of each request cost, in tokens of plain decoding; and how many more nodes of each a hardly
+        longer cycle has room for."""
+        seconds, load, count = self.seconds, self.load, len(drafters)
+        kept = [tree.size for tree in self.trees]
+        drafting = sum([drafter.draft_seconds for drafter in drafters])
+        learning = sum([drafter.learn_seconds for drafter in drafters])
+        fixed = drafting + self.per_request * count
+        roots, num_guesses = load.positions + count, sum(kept) - count
+        plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + self.per_node * num_guesses
+        is_cheap = drafting + learning < MIN_DRAFT_COST * plain
+        per_guess = (whole - plain) / max(num_guesses, 1)
+        per_token = (plain + self.per_request * count) / (load.tokens + count)  # of plain decoding
+        around = [0.0 if is_cheap else drafter.draft_seconds + drafter.learn_seconds for drafter in drafters]
+        costs = [(own + per_guess * (size - 1)) / per_token for own, size in zip(around, kept, strict=True)]
+        return costs, _count_near(seconds, roots + num_guesses, fixed) // count
 
 
 def cut_drafted(drafts: Drafts, context: int, load: Load, ready: tuple[int, ...] = ()) -> CutDrafts:
@@ -233,29 +262,13 @@ def cut_drafted(drafts: Drafts, context: int, load: Load, ready: tuple[int, ...]
     ``context``: committed positions of a request, in the mean. ``load``: of requests that are not among these.
     ``ready``: sizes of passes that can run at once, as in ``Target.ready_sizes``.
     """
-    _note_drafts(drafts)
-    sizers, offered, count = drafts.sizers, drafts.offers.trees, len(drafts.sizers)
-    costs, num_offered = sizers[0]._costs, sum([tree.size for tree in offered])
+    sizers, offers = drafts.sizers, drafts.offers
+    costs, num_offered = sizers[0]._costs, sum([tree.size for tree in offers.trees])
     seconds, host = costs.seconds(load.positions + num_offered + SEEN, context, ready), costs.host
-    drafters = [sizer._drafter for sizer in sizers]
-    drafting = sum([drafter.draft_seconds for drafter in drafters])
-    learning = sum([drafter.learn_seconds for drafter in drafters])
-    fixed = drafting + host.per_request * count
-    cut = cut_trees(
-        [sizer._guesses for sizer in sizers],
-        drafts.offers,
-        PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node),
-    )
-    kept = [tree.size for tree in cut.trees]
-    roots, num_guesses = load.positions + count, sum(kept) - count
-    plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
-    is_cheap = drafting + learning < MIN_DRAFT_COST * plain
-    near = _count_near(seconds, roots + num_guesses, fixed) // count
-    per_guess = (whole - plain) / max(num_guesses, 1)
-    per_token = (plain + host.per_request * count) / (load.tokens + count)  # of plain decoding
-    around = [0.0 if is_cheap else drafter.draft_seconds + drafter.learn_seconds for drafter in drafters]
-    spent = [(own + per_guess * (size - 1)) / per_token for own, size in zip(around, kept, strict=True)]
-    return CutDrafts(sizers, offered, cut, spent, near)
+    fixed = sum([sizer._drafter.draft_seconds + host.per_request for sizer in sizers])
+    pass_costs = PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node)
+    cut = cut_trees([sizer._guesses for sizer in sizers], offers, pass_costs)
+    return CutDrafts(drafts, cut, load, seconds, host.per_request, host.per_node)
 
 
 def _count_near(seconds: array[float], positions: int, fixed: float) -> int:

@@ -36,6 +36,8 @@ class WatchRecord:
 class Watch:
     """Watches the drafts of one request."""
 
+    __slots__ = ("_balance", "_next_pause", "_record", "pause_left")
+
     def __init__(self, record: WatchRecord) -> None:
         self._record = record
         self._balance = 0.0

@@ -7,6 +7,7 @@ A tree holds tokens, parents, depths, sources and probabilities. It is independe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter, lt
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.errors import TreeError
-from draftwood.tree.packed import COLUMNS, ROOT_SOURCE, Forest, PackedTree
+from draftwood.tree.packed import COLUMNS, ROOT_SOURCE, Forest
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -47,7 +48,7 @@ class DraftTree:
     A tree that C has grown or cut stays packed in its forest; a column becomes a tuple when it is first read.
     """
 
-    __slots__ = (*COLUMNS, "_packed", "is_native", "num_chosen", "proposals", "route", "size")
+    __slots__ = (*COLUMNS, "_forest", "is_native", "num_chosen", "number", "proposals", "route", "size")
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
@@ -92,12 +93,14 @@ class DraftTree:
         return tree
 
     @classmethod
-    def packed_in(cls, forest: Forest, start: int, size: int, route: str) -> DraftTree:
-        """A tree of chosen children whose columns lie in a forest, without checks."""
-        tree = object.__new__(cls)
-        tree._packed, tree.size = PackedTree.at(forest, start, size), size
-        tree.proposals, tree.num_chosen, tree.route, tree.is_native = NO_PROPOSALS, NONE_CHOSEN, route, True
-        return tree
+    def all_in(cls, forest: Forest, routes: Iterable[str]) -> list[DraftTree]:
+        """The trees that C has written into a forest, of chosen children and without checks."""
+        trees, new = list[DraftTree](), object.__new__
+        for number, (size, route) in enumerate(zip(forest.list_sizes(), routes, strict=False)):
+            trees.append(tree := new(cls))  # a cycle makes two trees for each request
+            tree._forest, tree.number, tree.size, tree.route, tree.is_native = forest, number, size, route, True
+            tree.proposals, tree.num_chosen = NO_PROPOSALS, NONE_CHOSEN
+        return trees
 
     def _set(
         self,
@@ -112,14 +115,14 @@ class DraftTree:
     ) -> None:
         self.tokens, self.parents, self.depths, self.sources, self.probs = tokens, parents, depths, sources, probs
         self.proposals, self.num_chosen, self.route = proposals, num_chosen, route
-        self._packed: PackedTree | None = None
-        self.size, self.is_native = len(tokens), False
+        self._forest: Forest | None = None
+        self.size, self.is_native, self.number = len(tokens), False, 0  # number: in its forest
 
     def __getattr__(self, name: str) -> Any:
         """Unpacks a column that is read for the first time."""
-        if name not in COLUMNS or self._packed is None:
+        if name not in COLUMNS or self._forest is None:
             raise AttributeError(name)
-        column = self._packed.column(name)
+        column = self._forest.column(name, self.number, self.size)
         setattr(self, name, column)
         return column
 
@@ -150,19 +153,19 @@ class DraftTree:
     @property
     def root(self) -> int:
         """The token of the root."""
-        packed = self._packed
-        return self.tokens[0] if packed is None else packed.forest.ints[packed.start]
+        forest = self._forest
+        return self.tokens[0] if forest is None else forest.ints[forest.starts[self.number]]
 
     def links(self) -> tuple[Sequence[int], Sequence[int]]:
         """Tokens and parents, without a conversion."""
-        return (self.tokens, self.parents) if self._packed is None else self._packed.links()
+        forest = self._forest
+        return (self.tokens, self.parents) if forest is None else forest.links(self.number, self.size)
 
-    def pack(self) -> PackedTree:
+    def pack(self) -> Forest:
         """The tree as columns of numbers, which are kept."""
-        if self._packed is None:
-            forest = Forest.of((self.tokens, self.parents, self.depths), self.sources, self.probs)
-            self._packed = PackedTree.at(forest, 0, len(self.tokens))
-        return self._packed
+        if self._forest is None:
+            self._forest = Forest.of((self.tokens, self.parents, self.depths), self.sources, self.probs)
+        return self._forest
 
     @staticmethod
     def root_only(token: int) -> DraftTree:
@@ -194,7 +197,7 @@ class DraftTree:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def source_of(self, node: int) -> str:
-        return self.sources[node] if self._packed is None else self._packed.source_of(node)
+        return self.sources[node] if self._forest is None else self._forest.source_of(self.number, node)
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root to ``node``, inclusive."""
@@ -224,21 +227,18 @@ class DraftTree:
     def child_with(self, node: int, token: int) -> int | None:
         """The child of a node that carries the token."""
         tokens, parents, child = self.tokens, self.parents, node
-        while child + 1 < len(tokens):
-            try:
+        with suppress(ValueError):
+            while True:
                 child = tokens.index(token, child + 1)
-            except ValueError:
-                return None
-            if parents[child] == node:
-                return child
+                if parents[child] == node:
+                    return child
         return None
 
     def follow(self, tokens: Iterable[int]) -> list[int]:
         """The nodes below the root that carry the first of these tokens, one below the other."""
         path = [0]
         for token in tokens:
-            child = self.child_with(path[-1], token)
-            if child is None:
+            if (child := self.child_with(path[-1], token)) is None:
                 break
             path.append(child)
         return path[1:]

@@ -1,6 +1,6 @@
 """Layout of a tree in the sequence: positions and attention mask."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,3 +35,8 @@ def is_chain(parents: Sequence[int]) -> bool:
 def positions(tree: DraftTree, prefix_len: int) -> list[int]:
     """The position of a node at depth d is ``prefix_len + d``, that of its token if accepted."""
     return [prefix_len + depth for depth in tree.depths]
+
+
+def pack_places(trees: Iterable[DraftTree]) -> bytes:
+    """Where the packed trees are, as C reads it."""
+    return b"".join([tree.pack().place_of(tree.number) for tree in trees])
