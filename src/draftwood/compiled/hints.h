@@ -42,10 +42,15 @@ void draftwood_look_places(const void *data, const int32_t *tail, int64_t length
     const Places *p = data;
     (void)depth;
     int64_t matched[MAX_HINTS], votes[MAX_HINTS], longest = 0, first = 0, found = INT64_MAX;
-    for (int64_t order = 0; order < NUM_ORDERS && p->size; order++) {
+    int64_t latest[NUM_ORDERS], from = NUM_ORDERS; /* runs from this one on occurred: if one did not, no longer one did */
+    while (from > 0 && p->size && length >= ORDERS[from - 1]) {
+        const int64_t place = *place_slot(p, from - 1, tail + length - ORDERS[from - 1]) - 1;
+        if (place == NONE) break;
+        latest[--from] = place;
+    }
+    for (int64_t order = from; order < NUM_ORDERS; order++) {
         const int64_t run = ORDERS[order];
-        if (length < run) continue;
-        int64_t place = *place_slot(p, order, tail + length - run) - 1;
+        int64_t place = latest[order];
         for (int looked = 0; place != NONE && looked < MAX_PLACES; looked++) {
             const int64_t own = match_length(p, place, tail, length, run);
             const int32_t token = p->tokens[place];
@@ -127,18 +132,23 @@ void draftwood_look_positions(const void *data, const int32_t *tail, int64_t len
 static void note_level(Positions *p, int64_t level, int64_t depth, int64_t n, const int32_t *depths,
                        const double *values, const uint8_t *accepted, int64_t width, const int32_t *ids,
                        const float *scores) {
+    enum { SLOTS = 2 * MAX_LEVEL_TOKENS };
     int32_t tokens[MAX_LEVEL_TOKENS];
     double sums[MAX_LEVEL_TOKENS], total = 0.0;
+    int16_t slots[SLOTS] = {0}; /* by hash of a token: its index plus 1 */
     int64_t count = 0;
     for (int64_t node = 0; node < n; node++) {
         if (depths[node] != depth || accepted[node]) continue;
         total += values[node];
         for (int64_t i = node * width; i < (node + 1) * width && scores[i] > MIN_SCORE; i++) {
-            int64_t at = 0;
-            while (at < count && tokens[at] != ids[i]) at++;
-            if (at == MAX_LEVEL_TOKENS) continue;
-            if (at == count) tokens[count] = ids[i], sums[count++] = 0.0;
-            sums[at] += values[node] * scores[i];
+            uint32_t slot = (uint32_t)ids[i] * UINT32_C(0x9E3779B1) >> 16 & (SLOTS - 1);
+            while (slots[slot] && tokens[slots[slot] - 1] != ids[i]) slot = (slot + 1) & (SLOTS - 1);
+            if (!slots[slot]) {
+                if (count == MAX_LEVEL_TOKENS) continue;
+                tokens[count] = ids[i], sums[count++] = 0.0;
+                slots[slot] = (int16_t)count;
+            }
+            sums[slots[slot] - 1] += values[node] * scores[i];
         }
     }
     if (!count) return;
