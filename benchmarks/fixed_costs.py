@@ -5,9 +5,10 @@
 The model runs and all decisions are the engine's own, but passes of the target and of a head, drafting and learning
 take the times below on a virtual clock. So results do not depend on what else the machine does, and show whether sizes
 and head passes are chosen well. Costs are those of SmolLM2 (Q4_1) on one core of a Xeon with AVX-512 and VNNI, or with
-``--costs arm`` on two Neoverse-N1 cores, where further positions are dear, or with ``--costs h200`` on that GPU in
-bfloat16, where they are cheap. On CPUs, more than 64 positions were not timed: their costs follow from those of fewer.
-Methods, tasks and ratios are those of blend_tables.py.
+``--costs amx`` on one core of a Xeon with AMX, which runs the model from its third-level cache, or with ``--costs arm``
+on two Neoverse-N1 cores, where further positions are dear, or with ``--costs h200`` on that GPU in bfloat16, where they
+are cheap. On CPUs, more than 32 or 64 positions were not timed: their costs follow from those of fewer. Methods, tasks
+and ratios are those of blend_tables.py.
 """
 
 from __future__ import annotations
@@ -82,6 +83,15 @@ COSTS = {
         cycle=0.25,
         draft={"sam": 0.12, "goose": 0.10, "blend": 0.14, "eagle3": 0.05},
         learn={"sam": 0.12, "goose": 0.13, "blend": 0.20, "eagle3": 0.12},
+    ),
+    "amx": Costs(
+        passes=(5.5, 5.8, 6.1, 6.5, 7.4, 8.4, 11.3, 14.3, 21.0, 27.0, 41.0, 54.0, 81.0, 108.0),
+        context=(4.3, 0.3),
+        head_pass=1.2,
+        head_row=0.06,
+        cycle=0.3,
+        draft={"sam": 0.08, "goose": 0.08, "blend": 0.12, "eagle3": 0.05},
+        learn={"sam": 0.10, "goose": 0.10, "blend": 0.16, "eagle3": 0.15},
     ),
     "h200": Costs(
         passes=(0.60, 0.62, 0.63, 0.64, 0.65, 0.66, 0.67, 0.67, 0.70, 0.71, 0.74, 0.77, 0.97, 1.16),

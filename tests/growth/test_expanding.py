@@ -1,10 +1,13 @@
 """A blend that a draft model takes part in: what a pass gained."""
 
+import random
+
 import numpy as np
 import pytest
 
 from draftwood.compiled import Hints
 from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord, Trust, new_learned
+from draftwood.growth.expanding import COMPUTE_EVERY, CYCLE_DECAY, FADED, PER_CONTEXT, Aftermath, CycleShape
 from draftwood.growth.priors import NO_PRIORS
 from draftwood.sources import DraftedHints
 from tests.growth.test_blend import FixedHints
@@ -118,3 +121,39 @@ def test_a_head_is_tried_again_after_texts_that_it_was_bad_at() -> None:
 
 def is_run(trust: Trust) -> bool:
     return grown(trust, is_timed=True, predicted=None).frontier() is not None
+
+
+def test_what_passes_leave_behind_is_summed_up_several_cycles_at_a_time() -> None:
+    """NumPy takes long when the caches hold other things. The sums are those of the cycles one by one."""
+    rng, aftermath = random.Random(1), Aftermath()
+    products, weight, num_sums, last = np.zeros((5, 5)), 0.0, 0, None
+    for number in range(1, 101):
+        before = aftermath._products
+        shape, seconds = CycleShape(rng.randint(1, 8), 50 * number, rng.random() < 0.5), rng.uniform(0.01, 0.02)
+        aftermath.note(shape, seconds)
+        num_sums += aftermath._products is not before
+        longer = shape.context / PER_CONTEXT
+        row = np.array([shape.positions, longer, shape.positions * longer, shape.has_passes, seconds])
+        if last is not None:
+            products = CYCLE_DECAY * products + np.outer(row - last, row - last)
+            weight = CYCLE_DECAY * weight + 1.0
+        last = row
+    assert num_sums == 99 // COMPUTE_EVERY
+    aftermath.fade()  # with the last few
+    assert aftermath._products == pytest.approx(FADED * products[:-1, :-1])
+    assert aftermath._sums == pytest.approx(FADED * products[:-1, -1])
+    assert aftermath._squares == pytest.approx(FADED * products[-1, -1])
+    assert aftermath._weight == pytest.approx(FADED * weight)
+
+
+@pytest.mark.parametrize("left_behind", [0.0, 0.0015])
+def test_a_machine_that_gets_quicker_says_nothing_about_what_passes_leave_behind(left_behind: float) -> None:
+    """Fewer passes are made while it is quick. That passes slow the rest down must not follow from it."""
+    rng, aftermath, found = random.Random(1), Aftermath(), list[float]()
+    for number in range(800):
+        is_quick = 300 <= number < 450
+        shape = CycleShape(rng.randint(1, 8), 100 + 5 * (number % 40), rng.random() < (0.3 if is_quick else 0.9))
+        seconds = 0.008 + 0.0005 * shape.positions + 4e-6 * shape.context + left_behind * shape.has_passes
+        aftermath.note(shape, seconds * (0.65 if is_quick else 1.0) * rng.uniform(0.95, 1.05))
+        found.append(aftermath.seconds)
+    assert max(abs(seconds - left_behind) for seconds in found[200:]) < 0.0006

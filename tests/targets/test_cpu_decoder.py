@@ -230,6 +230,19 @@ def test_only_requested_rows_have_logits() -> None:
     assert none.taps.shape == (3, BASE.hidden_size)
 
 
+def test_hidden_states_are_not_rounded_and_outlast_the_next_pass() -> None:
+    """Rounding or copying the few rows of a tree would take a part of every cycle."""
+    model = fused(dtype=torch.bfloat16)
+    sequence = model.open([7] * 10)
+    taps = model.run(Segment(sequence, [1, 2], [-1, 0], 2), taps=(0, BASE.num_layers)).taps
+    assert taps is not None
+    assert taps.dtype == torch.float32
+    before = taps.clone()
+    model.run(Segment(sequence, [3, 4], [-1, 0], 2), taps=(0, BASE.num_layers))
+    assert CpuDecoder.keeps_taps
+    assert torch.equal(taps, before)
+
+
 def test_several_roots_hang_off_the_prefix() -> None:
     model = fused()
     sequence = model.open([7] * 10)

@@ -326,3 +326,10 @@ def test_small_cache_limits_texts_at_once(tmp_path: Path) -> None:
     assert losses(narrow) == pytest.approx(losses(usual), rel=1e-5)
     with pytest.raises(OptionError, match="longest text does not fit"):
         run(configuration(tmp_path / "none", *more, "model.cache_tokens=8", method="eagle"))
+
+
+def test_hidden_states_have_the_dtype_of_the_target() -> None:
+    """Whatever a pass returns: they are stored by their size."""
+    target = tiny_target(MODEL, dtype=torch.bfloat16)
+    found = FrozenTarget(target, (1, 2))._run_passes(Batch.of(random_examples([5, 7])))
+    assert found.dtype == target.info.dtype

@@ -33,7 +33,7 @@ from draftwood.sources import DraftedHints
 from draftwood.targets import DeviceAnswer, Target, TargetInfo, TargetParts
 from draftwood.tree import DraftTree
 
-MAX_UNREAD = 256  # tokens that a head that does not pay keeps for the time when it does
+MAX_UNREAD = 64  # tokens that a head that does not pay keeps for the time when it does
 MAX_PROMPT = 256  # last tokens of a prompt that a head reads: the others take longer than they gain
 
 

@@ -57,6 +57,7 @@ class SharedDraftModel(NamedTuple):
     tag: str  # source name of the drafted nodes
     max_positions: int  # capacity limit of a sequence, tree nodes included
     levels: LevelRecord | None = None  # chooses how many are run, with budget="auto"; None: always the same
+    keeps_taps: bool = False  # as in TargetInfo
 
 
 class Ahead(NamedTuple):
@@ -109,7 +110,7 @@ class NeuralDrafter(Drafter):
         if cls.chooses_levels and options.growth in LEVELS and not options.depth:
             most = LEVELS[options.growth]
             levels = LevelRecord(most if model.max_depth is None else min(most, model.max_depth))
-        return SharedDraftModel(model, growth, cls.name, max_positions, levels)
+        return SharedDraftModel(model, growth, cls.name, max_positions, levels, target.keeps_taps)
 
     def begin(self, request: DraftRequest) -> None:
         self._ahead: Ahead | None = None
@@ -124,7 +125,7 @@ class NeuralDrafter(Drafter):
         # Text that the draft model has not read yet, the root last. Heads also need the taps before each token.
         self._unread: list[int] = [] if self.wants_taps else list(request.prompt_ids)
         self._features: list[tuple[torch.Tensor, Sequence[int] | None]] = []  # taps, and their rows; None: all
-        self._is_borrowing = False  # whether some of them lie in memory that the target's next pass overwrites
+        self._is_borrowing = False  # whether some of them lie in memory that the target's next pass may overwrite
         self._length = 0  # tokens that the draft model has read
         self._root = request.prompt_ids[-1]
         self._room = min(len(request.prompt_ids) + request.params.max_tokens + MAX_NODES, self.shared.max_positions)
@@ -176,8 +177,11 @@ class NeuralDrafter(Drafter):
             growing = [drafter for drafter in growing if drafter._frontier is not None]
         trees = [drafter._finish() for drafter in drafters]
         was_ready = model.num_prepared == num_prepared
+        # Those of a batch lie in one memory, which would be kept as long as one of its requests needs it.
+        copies = len(drafters) > 1 or not drafters[0].shared.keeps_taps
         for drafter in drafters:
-            drafter._copy_features()
+            if copies:
+                drafter._copy_features()
             drafter.was_ready = was_ready
         if draft is not None and grown:
             draft.end(counts=was_ready)

@@ -39,10 +39,10 @@ RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so t
 MAX_PART = 0.25
 ENOUGH_PASSES = 24  # measured until a draft model is left out
 MAX_AFTERMATH = 2.0  # times the first pass
-CYCLE_DECAY, COMPUTE_EVERY = 0.998, 8  # cycles; more than causes
+CYCLE_DECAY, COMPUTE_EVERY = 0.998, 16  # cycles; more than causes
 FADED = 0.25  # weight of cycles before those that are looked at again
 PER_CONTEXT = 1000.0  # tokens
-DOUBT = (1e-6, 1e-6, 1e-6, 1e-6, 2.0)  # cycles without any effect, by cause
+DOUBT = (1e-6, 1e-6, 1e-6, 2.0)  # cycles without any effect, by cause
 SLOWLY = 0.02  # how these follow: a verdict holds for many requests, and cycles differ by task
 LOOK_AGAIN = 16  # of so many requests one has it nevertheless, so that its passes are measured again
 
@@ -59,34 +59,46 @@ class CycleShape(NamedTuple):
 
 class Aftermath:
     """How much longer the rest of a cycle takes after draft passes, which leave less of the target in the caches: by
-    least squares over recent cycles, beside what positions and the context cost. As far as that is certain: the
-    standard error is taken off."""
+    least squares over recent cycles, beside what positions and the context cost. Each cycle is compared with the one
+    before: other processes slow the machine down for longer than that, and fewer passes are made where it is quick. As
+    far as the result is certain: the standard error is taken off."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._products = np.zeros((5, 5))  # of causes with each other
-        self._sums = np.zeros(5)  # of causes times seconds
+        self._products = np.zeros((4, 4))  # of causes with each other
+        self._sums = np.zeros(4)  # of causes times seconds
         self._squares = self._weight = 0.0  # of seconds; of all cycles
-        self._num_new = 0  # cycles since it was computed
+        # Causes and seconds of cycles that are not in these sums yet, the last one of those that are before them: after
+        # a pass of the target each step of NumPy takes ten times as long as it does by itself.
+        self._new: list[tuple[float, ...]] = []
 
     def note(self, shape: CycleShape, seconds: float) -> None:
         positions, context, has_passes = shape
         longer = context / PER_CONTEXT
-        causes = np.array([1.0, positions, longer, positions * longer, has_passes])
-        self._products = CYCLE_DECAY * self._products + np.outer(causes, causes)
-        self._sums = CYCLE_DECAY * self._sums + seconds * causes
-        self._squares = CYCLE_DECAY * self._squares + seconds * seconds
-        self._weight = CYCLE_DECAY * self._weight + 1.0
-        self._num_new += 1
-        if self._num_new == COMPUTE_EVERY:
-            self.seconds, self._num_new = self._estimate(), 0
+        self._new.append((positions, longer, positions * longer, has_passes, seconds))
+        if len(self._new) > COMPUTE_EVERY:
+            self._add_new()
+            self.seconds = self._estimate()
 
     def fade(self) -> None:
         """The cycles so far were long ago. They weigh little, so the next estimate waits for new ones."""
-        self._num_new = 0
+        self._add_new()
+        self._new.clear()
         self._products *= FADED
         self._sums *= FADED
         self._squares, self._weight = FADED * self._squares, FADED * self._weight
+
+    def _add_new(self) -> None:
+        if len(self._new) < 2:
+            return
+        rows = np.diff(np.array(self._new), axis=0)  # [n, causes and seconds]
+        faded = CYCLE_DECAY ** np.arange(len(rows) - 1, -1, -1)
+        products, before = (rows.T * faded) @ rows, CYCLE_DECAY ** len(rows)
+        self._products = before * self._products + products[:-1, :-1]
+        self._sums = before * self._sums + products[:-1, -1]
+        self._squares = before * self._squares + products[-1, -1]
+        self._weight = before * self._weight + float(faded.sum())
+        del self._new[:-1]
 
     def _estimate(self) -> float:
         inverse = np.linalg.inv(self._products + np.diag(DOUBT))

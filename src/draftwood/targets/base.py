@@ -67,7 +67,7 @@ class ForwardOutput(NamedTuple):
 
     logits: torch.Tensor  # [R, V] float32, R = sum of num_logits
     greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id
-    taps: torch.Tensor | None  # [N, T*H], the hidden states selected with set_taps, or None
+    taps: torch.Tensor | None  # [N, T*H], the hidden states selected with set_taps, or None; any floating-point dtype
     top: TopRows | None = None  # top entries of every row, if the target computed them: see `Target.set_top`
     # [R] tokens where `Segment.draw` asks for them, at least after the nodes to which these tokens lead from the root;
     # UNUSABLE: not possible.
@@ -157,6 +157,7 @@ class TargetInfo:
     quantize: str | None = None  # 8-bit format of the weights, also part of the name; None: stored in dtype
     is_exact: bool = False  # the logits of a node have the same bits in every pass
     can_draw: bool = False  # passes draw sampled tokens: see `Segment.draw`
+    keeps_taps: bool = False  # the memory of hidden states is not used again
     pass_sizes: tuple[int, ...] = ()  # if not empty: a pass is padded to the next of these sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from draftwood import SamplingParams
 from draftwood.drafters import make_factory
+from draftwood.drafters.neural import NeuralDrafter
 from draftwood.engine import GenerationRequest, drafting
 from draftwood.engine.session import Session
 from draftwood.engine.ways import Ways
@@ -162,6 +164,7 @@ def test_hidden_states_outlast_the_pass_that_overwrites_them(drafter: str, monke
     """A target may use the memory of hidden states again. In every other cycle nothing is drafted, so that they are
     read later."""
     target = random_target()
+    target.info = replace(target.info, keeps_taps=False)
     trees = []
     for overwrites in (False, True):
         counts, last = itertools.cycle([1, 8, 1, 1, 8]), list[torch.Tensor]()
@@ -187,3 +190,17 @@ def test_hidden_states_outlast_the_pass_that_overwrites_them(drafter: str, monke
             trees.append([event.tree for event in llm.stream("hello hello", SamplingParams(max_tokens=12))])
     assert trees[0] == trees[1]
     assert max(map(len, trees[0])) > 1
+
+
+def test_hidden_states_of_a_target_that_keeps_them_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copying the few rows of a path takes 1% of a short pass. Those of a batch are copied: they share one memory."""
+    monkeypatch.setattr(drafting, "_count_wanted", lambda *_, **__: 1)  # nothing is drafted, so they are kept
+    copied, copy = list[int](), NeuralDrafter._copy_features
+    monkeypatch.setattr(NeuralDrafter, "_copy_features", lambda self: (copied.append(1), copy(self))[1])
+    for keeps, num_requests in ((True, 1), (True, 2), (False, 1)):
+        target = random_target()
+        assert target.info.keeps_taps
+        target.info = replace(target.info, keeps_taps=keeps)
+        copied.clear()
+        neural_llm("eagle3", target).generate(["hello hello"] * num_requests, SamplingParams(max_tokens=12))
+        assert (len(copied) > 5) == (num_requests > 1 or not keeps)

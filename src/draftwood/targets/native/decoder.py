@@ -119,6 +119,7 @@ class Decoder(ABC):
     name: str
     is_exact: bool = False  # as in TargetInfo
     can_draw: bool = False  # as in TargetInfo
+    keeps_taps: bool = False  # as in TargetInfo
     pass_sizes: tuple[int, ...] = ()  # as in TargetInfo
     num_lanes: int = 1  # as in Target
     num_best: int = 0  # top entries to find in each row of logits; a hint, see Target.set_top

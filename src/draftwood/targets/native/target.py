@@ -89,6 +89,7 @@ class NativeTarget(SlotTarget):
             quantize=quantize,
             is_exact=self._decoder.is_exact,
             can_draw=self._decoder.can_draw,
+            keeps_taps=self._decoder.keeps_taps,
             pass_sizes=self._decoder.pass_sizes,
         )
 

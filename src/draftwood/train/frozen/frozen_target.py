@@ -100,7 +100,8 @@ class FrozenTarget:
             ]
             taps = self.target.forward(segments).taps
             assert taps is not None
-            return [part.clone() for part in taps.split_with_sizes([len(text) for text in texts])]
+            parts = taps.split_with_sizes([len(text) for text in texts])
+            return [part.to(self.target.info.dtype, copy=True) for part in parts]
         finally:
             for sequence in sequences:
                 self.target.close(sequence)
