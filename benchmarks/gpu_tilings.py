@@ -114,8 +114,8 @@ def cut(changes: Mapping[str, Cut], config: ModelConfig) -> Iterator[None]:
     usual = products.choose_tiling
     tilings = {dims: changes[name] for name, dims in layer_products(config).items() if name in changes}
 
-    def choose_product(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, *rest: int, exact: bool) -> Cut:
-        return tilings.get(Dims(num_in, num_out, kind)) or usual(num_in, num_out, rows, gpu, kind, *rest, exact=exact)
+    def choose_product(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, *rest: int, **options: bool) -> Cut:
+        return tilings.get(Dims(num_in, num_out, kind)) or usual(num_in, num_out, rows, gpu, kind, *rest, **options)
 
     def choose_attention(**what: int) -> Cut:
         return changes.get(ATTENTION) or choose_config(**what)

@@ -74,7 +74,7 @@ def test_tiling_override_is_limited_to_product_and_context(script: ModuleType) -
     gpu, usual = GPUS["H200"], products.choose_tiling
     mine = Tiling(32, 64, 2, 4, 3)
     with script.cut({"o": mine}, script.SHAPES["1.5B"]):
-        assert products.choose_tiling(1536, 1536, 64, gpu, Kind.PLAIN, 2, 0, exact=False) == mine
+        assert products.Product(1536, 1536, 64, gpu, Kind.PLAIN, dtype=torch.bfloat16).tiling == mine
         assert products.choose_tiling(1536, 8960, 64, gpu, Kind.GATED, exact=False) == usual(
             1536, 8960, 64, gpu, Kind.GATED
         )

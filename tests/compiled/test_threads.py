@@ -63,7 +63,7 @@ class Blends:
         assert learned is not None
         self.learned = learned
 
-    def propose(self, budgets: list[int], roots: list[int]) -> list[DraftTree]:
+    def propose(self, budgets: list[int]) -> list[DraftTree]:
         return propose_blends(self.blends, budgets, 20, 1e-4)
 
     def observe(self, *seen: Any) -> None:
@@ -87,9 +87,8 @@ class Spines:
             request.start(*text[-2:])
             self.requests.append(request)
 
-    def propose(self, budgets: list[int], roots: list[int]) -> list[DraftTree]:
-        trees = propose_spines(self.requests, budgets)
-        return [tree or DraftTree.root_only(root) for tree, root in zip(trees, roots, strict=True)]
+    def propose(self, budgets: list[int]) -> list[DraftTree]:
+        return propose_spines(self.requests, budgets)
 
     def observe(self, *seen: Any) -> None:
         observe_spines(self.requests, *seen)
@@ -106,7 +105,7 @@ def run(kind: type[Blends | Spines], threads: int, sharing: str, count: int) -> 
     texts = [rng.integers(0, VOCABULARY, rng.integers(2, 40)).tolist() for _ in range(count)]
     requests, found = kind(tables, texts), list[Any]()
     for _ in range(CYCLES):
-        trees = requests.propose(rng.integers(1, 40, count).tolist(), [text[-1] for text in texts])
+        trees = requests.propose(rng.integers(1, 40, count).tolist())
         paths, emitted = list[tuple[int, ...]](), list[list[int]]()
         for tree, text in zip(trees, texts, strict=True):
             found.append((tree.tokens, tree.parents, tree.sources, tree.probs))

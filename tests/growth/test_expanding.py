@@ -157,3 +157,18 @@ def test_a_machine_that_gets_quicker_says_nothing_about_what_passes_leave_behind
         aftermath.note(shape, seconds * (0.65 if is_quick else 1.0) * rng.uniform(0.95, 1.05))
         found.append(aftermath.seconds)
     assert max(abs(seconds - left_behind) for seconds in found[200:]) < 0.0006
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_cycles_apart_are_not_compared(num_requests: int) -> None:
+    """Requests with passes took long, others did not: that may be the machine. So it is if batches ran in between."""
+    record = PassRecord()
+    record.note_cycle(0.01)
+    for number in range(100):
+        if num_requests == 1:
+            record.note_request()
+        else:
+            record.note_cycle(0.02, num_requests)
+        has_passes = number % 2 == 0
+        record.note_cycle(0.02 if has_passes else 0.01, 1, CycleShape(4, 100, has_passes))
+    assert record._aftermath.seconds == 0.0

@@ -434,7 +434,7 @@ int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_
 }
 
 /* Learns from verified trees: how good the hints about the emitted tokens were, the rows of all nodes, and what is now
- * text. The arguments are those of observe_spines, and the tables. */
+ * text. The arguments are those of observe_spines, and the tables. No source may be in Python. */
 int draftwood_observe_blends(int64_t n, Blend *const *blends, Table *const *tables, const Tree *trees,
                              const int64_t *lengths, const int32_t *paths, const int64_t *num_emitted,
                              const int32_t *emitted, const int64_t *rows, const int32_t *ids, const float *scores) {

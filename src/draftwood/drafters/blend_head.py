@@ -66,6 +66,7 @@ class Expander(NeuralDrafter):
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         self.num_text = len(request.prompt_ids)  # tokens that the target has
+        self._records.passes.note_request()
 
     def aim(self, tail: Sequence[int], limits: BlendLimits, num_requests: int) -> None:
         """Before each proposal: the end of the text, the limits of the tree, and how many requests the batch has."""

@@ -46,6 +46,7 @@ from draftwood.targets import DeviceAnswer, Found, SearchLimits, SearchPlan, Seg
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
+MAX_SHARED_BYTES = 1 << 20  # of the hidden states of a pass that are kept for the few that a request needs
 LEVELS = {"beam": BEAM_DEPTH, "chain": CHAIN_DEPTH}  # of growths that run a number of levels, at most by default
 
 
@@ -177,11 +178,8 @@ class NeuralDrafter(Drafter):
             growing = [drafter for drafter in growing if drafter._frontier is not None]
         trees = [drafter._finish() for drafter in drafters]
         was_ready = model.num_prepared == num_prepared
-        # Those of a batch lie in one memory, which would be kept as long as one of its requests needs it.
-        copies = len(drafters) > 1 or not drafters[0].shared.keeps_taps
         for drafter in drafters:
-            if copies:
-                drafter._copy_features()
+            drafter._copy_features()
             drafter.was_ready = was_ready
         if draft is not None and grown:
             draft.end(counts=was_ready)
@@ -347,12 +345,14 @@ class NeuralDrafter(Drafter):
         return tokens, features, rows[: len(tokens)]
 
     def _copy_features(self) -> None:
-        """Before the next pass of the target: what the draft model has not read by now must outlast it."""
+        """Before the next pass of the target: what the draft model has not read by now must outlast it. Those of a
+        large pass are copied in any case, since all of its memory would be kept."""
         if self._is_borrowing:
             self._is_borrowing = False
             if self._features:
-                taps, rows = self._features[-1]  # those before it were copied in earlier cycles
-                self._features[-1] = gather_rows(taps, rows).clone(), None
+                taps, rows = self._features[-1]  # of the last pass
+                if not self.shared.keeps_taps or taps.untyped_storage().nbytes() > MAX_SHARED_BYTES:
+                    self._features[-1] = gather_rows(taps, rows).clone(), None
 
     def _read_text(self, max_left: int) -> None:
         """Run the draft model over unread text until at most ``max_left`` tokens are left."""

@@ -84,7 +84,7 @@ class Session:
         # Whether its drafts decide, with a seed, which text comes out. Then they must not depend on measured times.
         self.draws = drafter.draws_for(self.params, is_timed=sizer is not None)
         # Whether its drafts may be left out because of measured times.
-        self.can_rest, self.is_calibrated = drafter.can_rest, drafter.is_calibrated  # of its class
+        self.can_rest, self.is_calibrated = drafter.can_rest, drafter.is_calibrated  # they do not change
         can_pause = self.can_rest or drafter.can_leave
         self.may_rest = self.drafts and sizer is not None and can_pause and not self.draws
         # Whether the caller needs more than tokens.

@@ -80,10 +80,15 @@ class Aftermath:
             self._add_new()
             self.seconds = self._estimate()
 
+    def part(self) -> None:
+        """The next cycle does not follow on the last one."""
+        if self._new:
+            self._add_new()
+            self._new.clear()
+
     def fade(self) -> None:
         """The cycles so far were long ago. They weigh little, so the next estimate waits for new ones."""
-        self._add_new()
-        self._new.clear()
+        self.part()
         self._products *= FADED
         self._sums *= FADED
         self._squares, self._weight = FADED * self._squares, FADED * self._weight
@@ -122,6 +127,10 @@ class PassRecord:
         self.floor = 0.0  # chance of nodes that are not worth their place, about
         self.num_passes = self.num_cycles = 0
 
+    def note_request(self) -> None:
+        """One begins: its first cycle does not follow on the last one."""
+        self._aftermath.part()
+
     def note_pass(self, number: int, chances: float, gained: float, seconds: float, num_requests: int = 1) -> None:
         """Of one of the requests that share the pass."""
         self._shares[number] += SMOOTHING * (min(gained / chances, MAX_SHARE) - self._shares[number])
@@ -136,6 +145,8 @@ class PassRecord:
             self._cycle_alone.note(seconds)
             if shape is not None and self._cycle.weight:  # the very first one reads the weights
                 self._aftermath.note(shape, min(seconds, MAX_LONGER * self._cycle.seconds))
+        else:
+            self._aftermath.part()
         self._cycle.note(seconds, 1.0 / num_requests)
         self.num_cycles += 1
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftwood import SamplingParams
-from draftwood.drafters import make_factory
+from draftwood.drafters import make_factory, neural
 from draftwood.drafters.neural import NeuralDrafter
 from draftwood.engine import GenerationRequest, drafting
 from draftwood.engine.session import Session
@@ -193,14 +193,24 @@ def test_hidden_states_outlast_the_pass_that_overwrites_them(drafter: str, monke
 
 
 def test_hidden_states_of_a_target_that_keeps_them_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying the few rows of a path takes 1% of a short pass. Those of a batch are copied: they share one memory."""
+    """Copying the few rows of a path takes 1% of a short pass. Those of a large pass are copied: a request would keep
+    the memory of all."""
     monkeypatch.setattr(drafting, "_count_wanted", lambda *_, **__: 1)  # nothing is drafted, so they are kept
-    copied, copy = list[int](), NeuralDrafter._copy_features
-    monkeypatch.setattr(NeuralDrafter, "_copy_features", lambda self: (copied.append(1), copy(self))[1])
-    for keeps, num_requests in ((True, 1), (True, 2), (False, 1)):
+    found, copy = list[bool](), NeuralDrafter._copy_features
+
+    def watch(drafter: NeuralDrafter) -> None:
+        had_rows = drafter._is_borrowing and bool(drafter._features)
+        copy(drafter)
+        if had_rows:
+            found.append(drafter._features[-1][1] is None)
+
+    monkeypatch.setattr(NeuralDrafter, "_copy_features", watch)
+    for keeps, limit in ((True, 1 << 20), (True, 100), (False, 1 << 20)):
+        monkeypatch.setattr(neural, "MAX_SHARED_BYTES", limit)
         target = random_target()
         assert target.info.keeps_taps
         target.info = replace(target.info, keeps_taps=keeps)
-        copied.clear()
-        neural_llm("eagle3", target).generate(["hello hello"] * num_requests, SamplingParams(max_tokens=12))
-        assert (len(copied) > 5) == (num_requests > 1 or not keeps)
+        found.clear()
+        neural_llm("eagle3", target).generate(["hello hello"], SamplingParams(max_tokens=12))
+        assert len(found) > 5
+        assert set(found) == {not keeps or limit == 100}

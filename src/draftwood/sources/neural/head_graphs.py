@@ -1,7 +1,7 @@
 """EAGLE heads on a GPU: a draft pass is one replay of a captured CUDA graph.
 
-Passes that are too large for a graph run through the module, whose parameters become views of the merged ones: nothing
-is stored twice.
+Passes that are too large for a graph run through the module, whose parameters become views of the merged ones. What is
+stored twice are large matrices, in 8 bits for passes over few rows.
 """
 
 from collections.abc import Iterator, Sequence

@@ -193,7 +193,7 @@ def _choose_widening(
     stage = block_in * (block_out * (2 if kind is Kind.GATED else 1) + padded * 2)  # bytes
     most_stages = 3 if kind is Kind.GATED else max(3, min(6, IN_FLIGHT // stage))
     num_stages = max(2, min(most_stages, (gpu.shared_bytes - SPARE_BYTES) // stage))
-    is_dense = wide and (head_dim > 64 or (turns and padded > 32 and block_out > NARROW_BLOCK))
+    is_dense = wide and (head_dim > 64 or (turns and not exact and padded > 32 and block_out > NARROW_BLOCK))
     return Tiling(block_out, block_in, splits, 8 if is_dense else 4, num_stages)  # 8: fewer registers per thread
 
 
