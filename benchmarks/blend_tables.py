@@ -10,6 +10,9 @@ are not computed again, so that a run can be interrupted. Ratios are to the firs
 means with standard errors. FOLDER has a file TASK.jsonl per task, with ``turns`` and, for tasks named TASK/CATEGORY,
 ``category`` in each line; ``--skip FOLDER`` leaves out prompts that are in files of the same name there.
 
+At a fixed budget, drafters with a table read the logits of prompts, which takes time; with ``auto`` only where that
+pays. So compare the two with ``--whole``, which counts the time to read prompts.
+
 With ``--speed``, ``time.perf_counter`` is replaced by the CPU time of the process before anything else is imported: the
 engine measures costs, decides and reports in CPU time. With one thread, other processes disturb it less.
 """
@@ -47,6 +50,7 @@ class Result(NamedTuple):
     passing: float  # of these in passes of the target
     drafting: float
     accepting: float
+    prefill: float = 0.0  # seconds until the prompt was read
 
 
 def read_prompts(args: argparse.Namespace) -> dict[str, list[str]]:
@@ -87,6 +91,7 @@ def answer(llm: LLM, prompt: str, args: argparse.Namespace) -> Result:
             stats.verify_seconds,
             stats.draft_seconds,
             stats.accept_seconds,
+            stats.prefill_seconds,
         )
         for stats in samples
     ]
@@ -133,8 +138,10 @@ def geometric(ratios: Sequence[float]) -> str:
     return f"{math.exp(mean):.3f} ± {math.exp(mean) * math.sqrt(spread / len(logs)):.3f}"
 
 
-def value_of(result: Result, *, speed: bool) -> float:
-    return result.tokens / (result.seconds if speed else result.cycles)
+def value_of(result: Result, args: argparse.Namespace) -> float:
+    if args.whole:
+        return result.tokens / (result.seconds + result.prefill)
+    return result.tokens / (result.seconds if args.speed else result.cycles)
 
 
 def describe(method: str, found: dict[Key, Result], prompts: dict[str, list[str]], args: argparse.Namespace) -> str:
@@ -143,9 +150,9 @@ def describe(method: str, found: dict[Key, Result], prompts: dict[str, list[str]
 
     own = {task: results(method, task) for task in prompts}
     totals = {task: add(rows) for task, rows in own.items()}
-    values = [value_of(total, speed=args.speed) for total in totals.values()]
+    values = [value_of(total, args) for total in totals.values()]
     ratios = [
-        value_of(one, speed=args.speed) / value_of(other, speed=args.speed)
+        value_of(one, args) / value_of(other, args)
         for task in prompts
         for one, other in zip(own[task], results(args.methods[0], task), strict=True)
     ]
@@ -169,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", default=TASKS, help="separated by commas")
     parser.add_argument("--prompts", type=int, default=8, help="of each task")
     parser.add_argument("--speed", action="store_true", help="tokens per second of CPU time, and where it goes")
+    parser.add_argument("--whole", action="store_true", help="with --speed: count the time to read prompts too")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--memory", default="prompt", help="who shares what drafters learn")

@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--costs", choices=COSTS, default="avx512")
     parser.add_argument("--lesson", type=float, help="tokens that a verified node is worth to later trees")
-    args = parser.parse_args(argv, argparse.Namespace(samples=1, speed=True))
+    args = parser.parse_args(argv, argparse.Namespace(samples=1, speed=True, whole=False))
     costs = COSTS[args.costs]
     transition.LESSON = transition.LESSON if args.lesson is None else args.lesson
     torch.set_num_threads(1)
