@@ -260,8 +260,8 @@ def _row(name: str, growth: str, cycles: Sequence[Cycle], on_device: float | Non
 
 def device_ms(model: HeadModel) -> float | None:
     """Time the latest pass on the device by replaying its graph; None without a graph."""
-    decoder = getattr(model, "_decoder", None)
-    captured = None if decoder is None else next(reversed(decoder._passes.values()), None)
+    passes = getattr(getattr(model, "_decoder", None), "_passes", {})  # captured ones
+    captured = next(reversed(passes.values()), None)
     graph = None if captured is None else captured.graph
     if graph is None:
         return None
